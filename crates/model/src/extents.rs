@@ -74,14 +74,14 @@ impl ExtentList {
     /// with a block.
     #[must_use]
     pub fn aligned(&self, block: u64) -> Self {
-        let (mut whole, mut at, mut reported) = (Self::default(), 0, 0);
+        let (mut whole, mut at, mut covered) = (Self::default(), 0, 0);
         for extent in self.iter() {
             at += extent.length;
             let end = if extent.is_hole { at / block * block } else { at.next_multiple_of(block) };
-            whole.push(StoreExtent { length: end.saturating_sub(reported), ..extent });
-            reported = reported.max(end);
+            whole.push(StoreExtent { length: end.saturating_sub(covered), ..extent });
+            covered = covered.max(end);
         }
-        if reported == 0 && at > 0 { Self::data(block) } else { whole }
+        if covered == 0 && at > 0 { Self::data(block) } else { whole }
     }
 
     /// Writes them as an answer's payload, which fills `to`.
@@ -122,9 +122,9 @@ impl ExtentList {
                 return None;
             }
         }
-        let reported = extents.length();
-        let is_told = reported <= length.into() && (reported > 0 || length == 0);
-        (is_told && all.all(|rest| rest == (0, 0))).then_some(extents)
+        let covered = extents.length();
+        let is_plausible = covered <= length.into() && (covered > 0 || length == 0);
+        (is_plausible && all.all(|rest| rest == (0, 0))).then_some(extents)
     }
 }
 

@@ -80,12 +80,12 @@ impl LossCounter {
 
 impl LossCursor {
     /// Restores a cursor from a snapshot.
-    pub const fn restore(reported: u64) -> Self {
-        Self(reported)
+    pub const fn restore(told_count: u64) -> Self {
+        Self(told_count)
     }
 
     /// The number of losses that its user was told of.
-    pub const fn notice(self) -> u64 {
+    pub const fn told_count(self) -> u64 {
         self.0
     }
 }
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn saved_losses_and_cursors_tell_what_was_not_told_before() {
         let mut losses = LossCounter::default();
-        let (mut loss_cursor, untold) = (losses.cursor(), losses.cursor());
+        let (mut told, untold) = (losses.cursor(), losses.cursor());
         losses.record(StoreError::Medium);
-        assert_eq!(losses.tell(&mut loss_cursor), Err(StoreError::Medium));
+        assert_eq!(losses.tell(&mut told), Err(StoreError::Medium));
         let mut losses = LossCounter::restore(losses.count(), losses.last(), losses.told_to_nobody().is_none());
-        let [mut loss_cursor, mut untold] = [loss_cursor, untold].map(|cursor| LossCursor::restore(cursor.notice()));
-        assert_eq!((losses.tell(&mut loss_cursor), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
+        let [mut told, mut untold] = [told, untold].map(|cursor| LossCursor::restore(cursor.told_count()));
+        assert_eq!((losses.tell(&mut told), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
         assert_eq!(losses.tell(&mut untold), Ok(()));
         assert_eq!(losses.told_to_nobody(), None);
     }

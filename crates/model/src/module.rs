@@ -224,8 +224,8 @@ impl std::error::Error for ModuleFailure {}
 /// What a half puts out during one call.
 #[derive(Debug, Default)]
 pub struct ModuleOutput {
-    /// What was said, and for a pipeline which of its halves made it.
-    printed: VecDeque<(ModuleNeighbor, ModuleMessage, Option<u8>)>,
+    /// The messages in order, where each goes, and for a pipeline which of its halves made it.
+    messages: VecDeque<(ModuleNeighbor, ModuleMessage, Option<u8>)>,
     lost: u32,
     failure: Option<ModuleFailure>,
 }
@@ -278,12 +278,12 @@ impl ModuleOutput {
 
     /// The next message, where it goes, and which half of a pipeline made it; `None` if it only passed.
     pub fn pop_made(&mut self) -> Option<(ModuleNeighbor, ModuleMessage, Option<u8>)> {
-        self.printed.pop_front()
+        self.messages.pop_front()
     }
 
     /// Sends a message that this half of a pipeline made, counted from 0; `None` if it only passed the halves.
     pub fn put(&mut self, to: ModuleNeighbor, message: ModuleMessage, maker: Option<u8>) {
-        self.printed.push_back((to, message, maker));
+        self.messages.push_back((to, message, maker));
     }
 
     /// Why the half cannot continue, if it cannot.

@@ -212,17 +212,17 @@ mod tests {
     #[test]
     fn passed_frame_has_no_payload_and_goes_above_or_below() {
         let bare = ModuleMessage { payload: Payload::Empty, ..sample(ModuleMessageKind::Event) };
-        let printed = |to: ModuleNeighbor, behind: &[u8]| {
+        let decoded = |to: ModuleNeighbor, behind: &[u8]| {
             let mut frame = message(Instant::ZERO, to, &bare).split_off(LENGTH_BYTES);
             frame[0] = PASSED;
             frame.extend(behind);
             decode(&frame)
         };
         for to in [ModuleNeighbor::Above, ModuleNeighbor::Below] {
-            assert_eq!(printed(to, &[]), Ok(ModuleAbiFrame::Passed(to, bare.clone())));
-            assert!(printed(to, &[0]).is_err(), "with a payload");
+            assert_eq!(decoded(to, &[]), Ok(ModuleAbiFrame::Passed(to, bare.clone())));
+            assert!(decoded(to, &[0]).is_err(), "with a payload");
         }
-        assert!(printed(ModuleNeighbor::Peer, &[]).is_err());
+        assert!(decoded(ModuleNeighbor::Peer, &[]).is_err());
     }
 
     #[test]

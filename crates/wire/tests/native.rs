@@ -44,7 +44,7 @@ struct End {
     lane: Lane,
     pool: BufferPool,
     /// By flow, in order: what the other end has to receive.
-    vec_deques: HashMap<u32, VecDeque<(u16, Vec<u8>)>>,
+    unreceived: HashMap<u32, VecDeque<(u16, Vec<u8>)>>,
     /// Partly received messages, by tag.
     partial: HashMap<u16, Payload>,
     next_tag: u16,
@@ -55,7 +55,7 @@ impl End {
         Self {
             lane: Lane::new(LIMITS),
             pool: BufferPool::new(1 << 20),
-            vec_deques: HashMap::new(),
+            unreceived: HashMap::new(),
             partial: HashMap::new(),
             next_tag: 1,
         }
@@ -73,7 +73,7 @@ impl End {
             flow: FlowId(flow),
             done_at: None,
         });
-        self.vec_deques.entry(flow).or_default().push_back((tag, data));
+        self.unreceived.entry(flow).or_default().push_back((tag, data));
     }
 
     /// Receives bytes; compares each complete message with what `other` sent.
@@ -90,7 +90,7 @@ impl End {
                 if flags.more {
                     self.partial.insert(tag, whole);
                 } else {
-                    let expected = other.vec_deques.get_mut(&attachment.into()).and_then(VecDeque::pop_front);
+                    let expected = other.unreceived.get_mut(&attachment.into()).and_then(VecDeque::pop_front);
                     assert_eq!(expected, Some((tag, whole.into_vec())), "once, whole, in order");
                 }
             }
@@ -158,7 +158,7 @@ impl World {
             }
         }
         for end in &self.ends {
-            assert!(end.vec_deques.values().all(VecDeque::is_empty), "nothing is lost");
+            assert!(end.unreceived.values().all(VecDeque::is_empty), "nothing is lost");
             assert!(end.partial.is_empty());
             assert!(end.lane.unacknowledged_bytes() < 640 << 10, "little is kept");
             assert_eq!(end.lane.waiting_bytes(), 0);

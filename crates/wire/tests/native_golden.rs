@@ -63,7 +63,7 @@ const CUT_AT: Instant = Instant::from_nanos(5_002_000);
 const DONE_AT: Instant = Instant::from_nanos(5_000_000);
 
 /// Any message, typed.
-enum Said {
+enum GoldenMessage {
     Hello(ImporterHello),
     Welcome(ExporterWelcome),
     /// Ping, pong, acknowledgement.
@@ -105,19 +105,19 @@ enum Description {
     Console(console::ConsoleDescription),
 }
 
-impl Said {
+impl GoldenMessage {
     fn bytes(&self) -> Vec<u8> {
         let mut lane = linked();
         match self {
-            Said::Hello(hello) => return hello.encode(),
-            Said::Welcome(welcome) => return welcome.encode(),
-            Said::Number(FrameKind::Ping, number) => lane.ping(*number),
-            Said::Number(FrameKind::Pong, number) => {
+            GoldenMessage::Hello(hello) => return hello.encode(),
+            GoldenMessage::Welcome(welcome) => return welcome.encode(),
+            GoldenMessage::Number(FrameKind::Ping, number) => lane.ping(*number),
+            GoldenMessage::Number(FrameKind::Pong, number) => {
                 let mut other = linked();
                 other.ping(*number);
                 assert!(hear(&mut lane, &transmitted(&mut other)).is_empty());
             }
-            Said::Number(kind, count) => {
+            GoldenMessage::Number(kind, count) => {
                 assert_eq!(*kind, FrameKind::Ack);
                 let mut other = linked();
                 (0..*count)
@@ -131,12 +131,20 @@ impl Said {
 
     fn message(&self) -> OutboundMessage {
         match self {
-            Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("a lane or a link says these"),
-            Said::Bare(kind, attachment, tag) => OutboundMessage::control(*kind, *attachment, *tag, ClassPart::empty()),
-            Said::Open(open) => OutboundMessage::control(FrameKind::Open, DISK, 0, open.encode().into()),
-            Said::Inherit(inherit) => OutboundMessage::control(FrameKind::Inherit, STICK, 0, inherit.encode().into()),
-            Said::Offers(offers) => OutboundMessage::control(FrameKind::Modules, DISK, 0, encode_offers(offers).into()),
-            Said::Reserve(word) => OutboundMessage {
+            GoldenMessage::Hello(_) | GoldenMessage::Welcome(_) | GoldenMessage::Number(..) => {
+                unreachable!("a lane or a link says these")
+            }
+            GoldenMessage::Bare(kind, attachment, tag) => {
+                OutboundMessage::control(*kind, *attachment, *tag, ClassPart::empty())
+            }
+            GoldenMessage::Open(open) => OutboundMessage::control(FrameKind::Open, DISK, 0, open.encode().into()),
+            GoldenMessage::Inherit(inherit) => {
+                OutboundMessage::control(FrameKind::Inherit, STICK, 0, inherit.encode().into())
+            }
+            GoldenMessage::Offers(offers) => {
+                OutboundMessage::control(FrameKind::Modules, DISK, 0, encode_offers(offers).into())
+            }
+            GoldenMessage::Reserve(word) => OutboundMessage {
                 payload: if matches!(word, ReservationMessage::Train { .. }) {
                     vec![0; CAR_BYTES].into()
                 } else {
@@ -144,40 +152,44 @@ impl Said {
                 },
                 ..OutboundMessage::control(FrameKind::Reserve, STICK, 0, word.encode().into())
             },
-            Said::Identity(statement) => {
+            GoldenMessage::Identity(statement) => {
                 OutboundMessage::control(FrameKind::Identity, DISK, 0, statement.encode().into())
             }
-            Said::Retire(word) => OutboundMessage::control(FrameKind::Retire, DISK, 0, word.encode().into()),
-            Said::Descriptors(all) => {
+            GoldenMessage::Retire(word) => OutboundMessage::control(FrameKind::Retire, DISK, 0, word.encode().into()),
+            GoldenMessage::Descriptors(all) => {
                 OutboundMessage::control(FrameKind::Descriptors, STICK, 0, descriptors::encode(all, usize::MAX).into())
             }
-            Said::Answers(answers) => {
+            GoldenMessage::Answers(answers) => {
                 OutboundMessage::control(FrameKind::Modules, DISK, 0, encode_answers(answers).into())
             }
-            Said::Piped(kind, tag, head, payload) => {
+            GoldenMessage::Piped(kind, tag, head, payload) => {
                 let (mut part, payload) = (ClassPart::empty(), Payload::from(*payload));
                 put_head(&mut part, &Payload::from(*head), &payload);
                 message(*kind, DISK, *tag, part, payload)
             }
-            Said::MigrationState(migration_state) => {
+            GoldenMessage::MigrationState(migration_state) => {
                 OutboundMessage::control(FrameKind::MigrationState, STICK, 0, migration_state.to_vec().into())
             }
-            Said::Opened(attachment, opened, _) => {
+            GoldenMessage::Opened(attachment, opened, _) => {
                 OutboundMessage::control(FrameKind::Opened, *attachment, 0, opened.encode().into())
             }
-            Said::End(kind, end) => OutboundMessage::control(*kind, DISK, 0, end.encode().into()),
-            Said::Close(close) => OutboundMessage::control(FrameKind::Close, DISK, 0, close.encode().into()),
-            Said::Grant(events) => {
+            GoldenMessage::End(kind, end) => OutboundMessage::control(*kind, DISK, 0, end.encode().into()),
+            GoldenMessage::Close(close) => OutboundMessage::control(FrameKind::Close, DISK, 0, close.encode().into()),
+            GoldenMessage::Grant(events) => {
                 OutboundMessage::control(FrameKind::Grant, STICK, 0, events.to_le_bytes().to_vec().into())
             }
-            Said::Event(event) => message(FrameKind::Event, STICK, 0, event.part(), event.data.clone()),
-            Said::Frame(tag, frame) => message(FrameKind::Event, CAMERA, *tag, frame.part(), frame.data.clone()),
-            Said::Console(tag, output) => message(FrameKind::Event, SERIAL, *tag, output.part(), output.data.clone()),
-            Said::UsbRequest(urb, kind) => {
+            GoldenMessage::Event(event) => message(FrameKind::Event, STICK, 0, event.part(), event.data.clone()),
+            GoldenMessage::Frame(tag, frame) => {
+                message(FrameKind::Event, CAMERA, *tag, frame.part(), frame.data.clone())
+            }
+            GoldenMessage::Console(tag, output) => {
+                message(FrameKind::Event, SERIAL, *tag, output.part(), output.data.clone())
+            }
+            GoldenMessage::UsbRequest(urb, kind) => {
                 message(FrameKind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
-            Said::UsbReset(tag) => message(FrameKind::Request, STICK, *tag, usb::reset_part(), Payload::Empty),
-            Said::UsbReply(_, done) => {
+            GoldenMessage::UsbReset(tag) => message(FrameKind::Request, STICK, *tag, usb::reset_part(), Payload::Empty),
+            GoldenMessage::UsbReply(_, done) => {
                 let part = usb::reply_part(done);
                 let plain = part.is_none();
                 let part = part.unwrap_or_default();
@@ -185,13 +197,13 @@ impl Said {
                 message.head.flags.plain = plain;
                 message
             }
-            Said::BlockRequest(request, timed) => {
+            GoldenMessage::BlockRequest(request, timed) => {
                 let part = block::request_part(request);
                 let mut message = message(FrameKind::Request, DISK, request.id.0 as u16, part, request.payload.clone());
                 message.head.flags.timed = *timed;
                 message
             }
-            Said::BlockReply(tag, result, residence) => {
+            GoldenMessage::BlockReply(tag, result, residence) => {
                 let mut part = ClassPart::empty();
                 if let Some(residence) = residence {
                     part.put(&ResidenceTimes { reply_ns: 0, ..*residence }.to_bytes());
@@ -210,9 +222,11 @@ impl Said {
     /// Checks that these bytes decode to this message.
     fn check(&self, bytes: &[u8]) {
         match self {
-            Said::Hello(hello) => assert_eq!(ImporterHello::decode(bytes), Ok(Some((*hello, bytes.len())))),
-            Said::Welcome(welcome) => assert_eq!(ExporterWelcome::decode(bytes), Ok(Some((*welcome, bytes.len())))),
-            Said::Number(kind, number) => check_number(*kind, *number, bytes),
+            GoldenMessage::Hello(hello) => assert_eq!(ImporterHello::decode(bytes), Ok(Some((*hello, bytes.len())))),
+            GoldenMessage::Welcome(welcome) => {
+                assert_eq!(ExporterWelcome::decode(bytes), Ok(Some((*welcome, bytes.len()))))
+            }
+            GoldenMessage::Number(kind, number) => check_number(*kind, *number, bytes),
             _ => self.check_arrived(hear(&mut linked(), bytes)),
         }
     }
@@ -224,28 +238,30 @@ impl Said {
         assert_eq!((head.flags.plain, head.flags.timed), (expected.flags.plain, expected.flags.timed));
         let body = Payload::joined(frames.into_iter().map(|frame| frame.body)).into_vec();
         match self {
-            Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("looked at already"),
-            Said::Bare(..) => assert!(body.is_empty()),
-            Said::Open(open) => {
+            GoldenMessage::Hello(_) | GoldenMessage::Welcome(_) | GoldenMessage::Number(..) => {
+                unreachable!("looked at already")
+            }
+            GoldenMessage::Bare(..) => assert!(body.is_empty()),
+            GoldenMessage::Open(open) => {
                 assert_eq!(OpenRequest::decode(&body).as_ref(), Ok(open));
                 refused_short(&body, |bytes| OpenRequest::decode(bytes).is_err());
             }
-            Said::Inherit(inherit) => {
+            GoldenMessage::Inherit(inherit) => {
                 assert_eq!(SuccessorOpenRequest::decode(&body).as_ref(), Ok(inherit));
                 refused_short(&body, |bytes| SuccessorOpenRequest::decode(bytes).is_err());
             }
-            Said::Offers(offers) => {
+            GoldenMessage::Offers(offers) => {
                 assert_eq!(decode_offers(&body).as_ref(), Ok(offers));
                 refused_short(&body, |bytes| decode_offers(bytes).is_err());
             }
-            Said::Answers(answers) => {
+            GoldenMessage::Answers(answers) => {
                 assert_eq!(decode_answers(&body).as_ref(), Ok(answers));
                 refused_short(&body, |bytes| decode_answers(bytes).is_err());
             }
-            Said::Piped(_, _, head, payload) => {
+            GoldenMessage::Piped(_, _, head, payload) => {
                 assert_eq!(split_head(body.into()), Ok(((*head).into(), (*payload).into())));
             }
-            Said::Reserve(word) => {
+            GoldenMessage::Reserve(word) => {
                 assert_eq!(ReservationMessage::decode(&body).as_ref(), Ok(word));
                 let is_whole = |bytes: &[u8]| match word {
                     // Without its last byte it is a report that does not say what the thread has.
@@ -258,20 +274,20 @@ impl Said {
                     refused_short(&body, |bytes| is_whole(bytes) || ReservationMessage::decode(bytes).is_err());
                 }
             }
-            Said::Identity(statement) => {
+            GoldenMessage::Identity(statement) => {
                 assert_eq!(IdentityStatement::decode(&body), Ok(Some(*statement)));
                 refused_short(&body, |bytes| IdentityStatement::decode(bytes).is_err());
             }
-            Said::Retire(word) => {
+            GoldenMessage::Retire(word) => {
                 assert_eq!(retire::DiskMoveMessage::decode(&body), Ok(Some(word.clone())));
                 refused_short(&body, |bytes| retire::DiskMoveMessage::decode(bytes).is_err());
             }
-            Said::Descriptors(all) => {
+            GoldenMessage::Descriptors(all) => {
                 assert_eq!(descriptors::decode(&body).as_ref(), Ok(all));
                 refused_short(&body, |bytes| descriptors::decode(bytes).is_err());
             }
-            Said::MigrationState(migration_state) => assert_eq!(body, *migration_state),
-            Said::Opened(_, opened, device) => {
+            GoldenMessage::MigrationState(migration_state) => assert_eq!(body, *migration_state),
+            GoldenMessage::Opened(_, opened, device) => {
                 assert_eq!(OpenReply::decode(&body).as_ref(), Ok(opened));
                 match device {
                     Description::Usb(device) => {
@@ -292,16 +308,16 @@ impl Said {
                     }
                 }
             }
-            Said::End(_, end) => {
+            GoldenMessage::End(_, end) => {
                 assert_eq!(AttachmentEndNotice::decode(&body).as_ref(), Ok(end));
                 refused_short(&body, |bytes| AttachmentEndNotice::decode(bytes).is_err());
             }
-            Said::Close(close) => assert_eq!(CloseRequest::decode(&body).as_ref(), Ok(close)),
-            Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
-            Said::Event(event) => assert_eq!(usb::ObservedTransfer::decode(body.into()).as_ref(), Ok(event)),
-            Said::Frame(_, frame) => assert_eq!(StreamFrame::decode(body.into()).as_ref(), Ok(frame)),
-            Said::Console(_, output) => assert_eq!(ConsoleOutput::decode(body.into()).as_ref(), Ok(output)),
-            Said::UsbRequest(urb, _) => {
+            GoldenMessage::Close(close) => assert_eq!(CloseRequest::decode(&body).as_ref(), Ok(close)),
+            GoldenMessage::Grant(events) => assert_eq!(body, events.to_le_bytes()),
+            GoldenMessage::Event(event) => assert_eq!(usb::ObservedTransfer::decode(body.into()).as_ref(), Ok(event)),
+            GoldenMessage::Frame(_, frame) => assert_eq!(StreamFrame::decode(body.into()).as_ref(), Ok(frame)),
+            GoldenMessage::Console(_, output) => assert_eq!(ConsoleOutput::decode(body.into()).as_ref(), Ok(output)),
+            GoldenMessage::UsbRequest(urb, _) => {
                 let (UsbRequestPart::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
                 };
@@ -309,12 +325,12 @@ impl Said {
                 assert_eq!(format!("{again:?}"), format!("{urb:?}"));
                 refused_short(&body[..part], |bytes| usb::decode_request(urb.id, bytes).is_err());
             }
-            Said::UsbReset(tag) => {
+            GoldenMessage::UsbReset(tag) => {
                 assert!(matches!(usb::decode_request(UrbId((*tag).into()), &body), Ok((UsbRequestPart::Reset, 8))));
                 refused_short(&body, |bytes| usb::decode_request(UrbId(0), bytes).is_err());
             }
-            Said::UsbReply(_, done) if head.flags.plain => assert_eq!(Payload::from(body), done.payload),
-            Said::UsbReply(urb, done) => {
+            GoldenMessage::UsbReply(_, done) if head.flags.plain => assert_eq!(Payload::from(body), done.payload),
+            GoldenMessage::UsbReply(urb, done) => {
                 let (reply, part) = usb::decode_reply(urb, &body).unwrap();
                 assert_eq!((reply.status, reply.actual), (done.status, done.actual));
                 assert_eq!((reply.start_frame, &reply.iso), (done.start_frame, &done.iso));
@@ -322,13 +338,13 @@ impl Said {
                 assert_eq!(usb::check_data(urb, &reply, &done.payload), Ok(()));
                 refused_short(&body[..part], |bytes| usb::decode_reply(urb, bytes).is_err());
             }
-            Said::BlockRequest(request, _) => {
+            GoldenMessage::BlockRequest(request, _) => {
                 let mut again = block::decode_request(request.id, &body).unwrap();
                 again.payload = body[block::REQUEST_BYTES..].into();
                 assert_eq!(format!("{again:?}"), format!("{request:?}"));
                 refused_short(&body[..block::REQUEST_BYTES], |bytes| block::decode_request(request.id, bytes).is_err());
             }
-            Said::BlockReply(_, result, residence) => {
+            GoldenMessage::BlockReply(_, result, residence) => {
                 let (times, rest) = body.split_at(if head.flags.timed { RESIDENCE_BYTES } else { 0 });
                 assert_eq!(times.try_into().ok().map(ResidenceTimes::from_bytes), *residence);
                 match result {
@@ -414,11 +430,11 @@ fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<ReceivedFrame> {
 const DEVICE: [u8; 18] = [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 0, 0, 0, 1];
 
 /// Every golden file and its message, in the order of the document.
-fn vectors() -> Vec<(&'static str, Said)> {
+fn vectors() -> Vec<(&'static str, GoldenMessage)> {
     [greetings(), controls(), transfers(), blocks(), frames()].into_iter().flatten().collect()
 }
 
-fn greetings() -> Vec<(&'static str, Said)> {
+fn greetings() -> Vec<(&'static str, GoldenMessage)> {
     let position = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
     let options =
         HelloOptions { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), ..HelloOptions::default() };
@@ -433,46 +449,46 @@ fn greetings() -> Vec<(&'static str, Said)> {
     let further = LanePosition { session, lane: 1, ..position };
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
-        ("hello", Said::Hello(ImporterHello::new(position, options))),
+        ("hello", GoldenMessage::Hello(ImporterHello::new(position, options))),
         (
             "welcome",
-            Said::Welcome(ExporterWelcome {
+            GoldenMessage::Welcome(ExporterWelcome {
                 version: 1,
                 outcome: WelcomeOutcome::Resumed,
                 position: theirs,
                 options: granted,
             }),
         ),
-        ("hello_lanes", Said::Hello(ImporterHello::new(position, several))),
-        ("hello_further", Said::Hello(ImporterHello::new(further, HelloOptions::default()))),
+        ("hello_lanes", GoldenMessage::Hello(ImporterHello::new(position, several))),
+        ("hello_further", GoldenMessage::Hello(ImporterHello::new(further, HelloOptions::default()))),
         (
             "welcome_further",
-            Said::Welcome(ExporterWelcome {
+            GoldenMessage::Welcome(ExporterWelcome {
                 version: 1,
                 outcome: WelcomeOutcome::Resumed,
                 position: their_further,
                 options: several,
             }),
         ),
-        ("hello_hold", Said::Hello(ImporterHello::new(position, holding))),
-        ("hello_descriptors", Said::Hello(ImporterHello::new(position, taking))),
+        ("hello_hold", GoldenMessage::Hello(ImporterHello::new(position, holding))),
+        ("hello_descriptors", GoldenMessage::Hello(ImporterHello::new(position, taking))),
         (
             "welcome_hold",
-            Said::Welcome(ExporterWelcome {
+            GoldenMessage::Welcome(ExporterWelcome {
                 version: 1,
                 outcome: WelcomeOutcome::Begun,
                 position: first,
                 options: held,
             }),
         ),
-        ("ping", Said::Number(FrameKind::Ping, 0x1122_3344_5566_7788)),
-        ("pong", Said::Number(FrameKind::Pong, 0x1122_3344_5566_7788)),
-        ("acknowledgement", Said::Number(FrameKind::Ack, 9)),
-        ("goodbye", Said::Bare(FrameKind::Goodbye, 0, 0)),
+        ("ping", GoldenMessage::Number(FrameKind::Ping, 0x1122_3344_5566_7788)),
+        ("pong", GoldenMessage::Number(FrameKind::Pong, 0x1122_3344_5566_7788)),
+        ("acknowledgement", GoldenMessage::Number(FrameKind::Ack, 9)),
+        ("goodbye", GoldenMessage::Bare(FrameKind::Goodbye, 0, 0)),
     ]
 }
 
-fn controls() -> Vec<(&'static str, Said)> {
+fn controls() -> Vec<(&'static str, GoldenMessage)> {
     let info = BlockInfo {
         size_bytes: 256 << 20,
         block_bytes: 512,
@@ -532,7 +548,7 @@ fn controls() -> Vec<(&'static str, Said)> {
     vec![
         (
             "open",
-            Said::Open(OpenRequest {
+            GoldenMessage::Open(OpenRequest {
                 class: AttachmentClass::BLOCK,
                 mode: AttachmentMode::Read,
                 epoch: 0,
@@ -540,57 +556,74 @@ fn controls() -> Vec<(&'static str, Said)> {
                 reason,
             }),
         ),
-        ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
+        (
+            "opened_block",
+            GoldenMessage::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk)),
+        ),
         (
             "opened_block_maps",
-            Said::Opened(DISK, opened(9, 256, 32 << 20, mapping.encode()), Description::Block(mapping)),
+            GoldenMessage::Opened(DISK, opened(9, 256, 32 << 20, mapping.encode()), Description::Block(mapping)),
         ),
         (
             "opened_block_trims",
-            Said::Opened(DISK, opened(9, 256, 32 << 20, trimming.encode()), Description::Block(trimming)),
+            GoldenMessage::Opened(DISK, opened(9, 256, 32 << 20, trimming.encode()), Description::Block(trimming)),
         ),
-        ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
-        ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
-        ("opened_console", Said::Opened(SERIAL, opened(0, 1, 1, adapter.encode()), Description::Console(adapter))),
-        ("refused", Said::End(FrameKind::Refused, busy)),
-        ("close", Said::Bare(FrameKind::Close, DISK, 0)),
-        ("close_with_successor", Said::Close(CloseRequest::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
-        ("hand_over", Said::Close(CloseRequest::to([0xa5; 32], FROZEN.to_vec()))),
-        ("inherit", Said::Inherit(inherit)),
-        ("migration_state", Said::MigrationState(FROZEN)),
-        ("closed", Said::End(FrameKind::Closed, unplugged)),
-        ("grant", Said::Grant(256)),
-        ("modules", Said::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
-        ("modules_answer", Said::Answers(vec![Vec::new(), vec![0xa5; 64]])),
+        ("opened_usb", GoldenMessage::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
+        ("opened_stream", GoldenMessage::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
+        (
+            "opened_console",
+            GoldenMessage::Opened(SERIAL, opened(0, 1, 1, adapter.encode()), Description::Console(adapter)),
+        ),
+        ("refused", GoldenMessage::End(FrameKind::Refused, busy)),
+        ("close", GoldenMessage::Bare(FrameKind::Close, DISK, 0)),
+        (
+            "close_with_successor",
+            GoldenMessage::Close(CloseRequest::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new())),
+        ),
+        ("hand_over", GoldenMessage::Close(CloseRequest::to([0xa5; 32], FROZEN.to_vec()))),
+        ("inherit", GoldenMessage::Inherit(inherit)),
+        ("migration_state", GoldenMessage::MigrationState(FROZEN)),
+        ("closed", GoldenMessage::End(FrameKind::Closed, unplugged)),
+        ("grant", GoldenMessage::Grant(256)),
+        ("modules", GoldenMessage::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
+        ("modules_answer", GoldenMessage::Answers(vec![Vec::new(), vec![0xa5; 64]])),
         (
             "modules_request",
-            Said::Piped(FrameKind::Request, 3, &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], b"zstd's"),
+            GoldenMessage::Piped(
+                FrameKind::Request,
+                3,
+                &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                b"zstd's",
+            ),
         ),
-        ("reserve", Said::Reserve(ReservationMessage::Ask(reservation))),
-        ("reserve_echo", Said::Reserve(ReservationMessage::Echo)),
-        ("reserve_train", Said::Reserve(ReservationMessage::Train { position: 2, cars: 4 })),
-        ("reserve_measured", Said::Reserve(ReservationMessage::Measured(20_000_000))),
-        ("reserve_admitted", Said::Reserve(ReservationMessage::Report(admitted))),
-        ("reserve_thread", Said::Reserve(ReservationMessage::Ask(telling))),
-        ("reserve_admitted_thread", Said::Reserve(ReservationMessage::Report(with_thread))),
-        ("reserve_suspended", Said::Reserve(ReservationMessage::Report(suspended))),
-        ("identity_is", Said::Identity(IdentityStatement::Is(identity))),
-        ("identity_expected", Said::Identity(IdentityStatement::Expected(identity))),
-        ("identity_lasting", Said::Identity(IdentityStatement::Lasting(identity))),
-        ("retire_moving", Said::Retire(retire::DiskMoveMessage::Says(retire::DiskMoveStep::Moving))),
-        ("retire_noted", Said::Retire(retire::DiskMoveMessage::Noted(retire::DiskMoveStep::Moving))),
-        ("retire_unable", Said::Retire(retire::DiskMoveMessage::Unable(retire::DiskMoveStep::Moved, "no room".into()))),
+        ("reserve", GoldenMessage::Reserve(ReservationMessage::Ask(reservation))),
+        ("reserve_echo", GoldenMessage::Reserve(ReservationMessage::Echo)),
+        ("reserve_train", GoldenMessage::Reserve(ReservationMessage::Train { position: 2, cars: 4 })),
+        ("reserve_measured", GoldenMessage::Reserve(ReservationMessage::Measured(20_000_000))),
+        ("reserve_admitted", GoldenMessage::Reserve(ReservationMessage::Report(admitted))),
+        ("reserve_thread", GoldenMessage::Reserve(ReservationMessage::Ask(telling))),
+        ("reserve_admitted_thread", GoldenMessage::Reserve(ReservationMessage::Report(with_thread))),
+        ("reserve_suspended", GoldenMessage::Reserve(ReservationMessage::Report(suspended))),
+        ("identity_is", GoldenMessage::Identity(IdentityStatement::Is(identity))),
+        ("identity_expected", GoldenMessage::Identity(IdentityStatement::Expected(identity))),
+        ("identity_lasting", GoldenMessage::Identity(IdentityStatement::Lasting(identity))),
+        ("retire_moving", GoldenMessage::Retire(retire::DiskMoveMessage::Says(retire::DiskMoveStep::Moving))),
+        ("retire_noted", GoldenMessage::Retire(retire::DiskMoveMessage::Noted(retire::DiskMoveStep::Moving))),
+        (
+            "retire_unable",
+            GoldenMessage::Retire(retire::DiskMoveMessage::Unable(retire::DiskMoveStep::Moved, "no room".into())),
+        ),
         (
             "descriptors",
-            Said::Descriptors(vec![
+            GoldenMessage::Descriptors(vec![
                 NamedDescriptor { kind: 3, index: 2, language: 0x0409, bytes: vec![8, 3, b'K', 0, b'e', 0, b'y', 0] },
                 NamedDescriptor { kind: 3, index: 3, language: 0, bytes: vec![6, 3, 0xfc, 0, 0xac, 0x20] },
                 NamedDescriptor { kind: 15, index: 0, language: 0, bytes: vec![5, 15, 5, 0, 0] },
             ]),
         ),
-        ("descriptors_none", Said::Descriptors(Vec::new())),
-        ("aside", Said::Piped(FrameKind::Aside, 1, &[], b"rekey")),
-        ("cancel", Said::Bare(FrameKind::Cancel, STICK, 8)),
+        ("descriptors_none", GoldenMessage::Descriptors(Vec::new())),
+        ("aside", GoldenMessage::Piped(FrameKind::Aside, 1, &[], b"rekey")),
+        ("cancel", GoldenMessage::Bare(FrameKind::Cancel, STICK, 8)),
     ]
 }
 
@@ -598,7 +631,7 @@ fn offer(name: &str, parameters: &str, opening: &[u8]) -> ModuleOffer {
     ModuleOffer { name: name.to_owned(), version: 1, parameters: parameters.to_owned(), opening: opening.to_vec() }
 }
 
-fn transfers() -> Vec<(&'static str, Said)> {
+fn transfers() -> Vec<(&'static str, GoldenMessage)> {
     let endpoint = EpAddr::from_byte;
     let control = Urb::control(UrbId(5), SetupPacket::get_descriptor(1, 0, 0, 18), Payload::Empty);
     let mut out = Urb::data_out(UrbId(6), endpoint(0x02), b"hello".as_slice().into());
@@ -642,24 +675,24 @@ fn transfers() -> Vec<(&'static str, Said)> {
     let mut received = iso_in.clone().launch().done_iso(came, vec![0x77; 1026].into());
     received.start_frame = 298;
     vec![
-        ("usb_control_in", Said::UsbRequest(control.clone(), TransferType::Control)),
-        ("usb_control_in_reply", Said::UsbReply(control, Box::new(described))),
-        ("usb_bulk_out", Said::UsbRequest(out.clone(), TransferType::Bulk)),
-        ("usb_bulk_out_reply", Said::UsbReply(out, Box::new(sent))),
-        ("usb_bulk_in", Said::UsbRequest(bulk.clone(), TransferType::Bulk)),
-        ("usb_bulk_in_further", Said::UsbRequest(further, TransferType::Bulk)),
-        ("usb_bulk_in_stalled", Said::UsbReply(bulk, Box::new(stalled))),
-        ("usb_interrupt_in", Said::UsbRequest(interrupt, TransferType::Interrupt)),
-        ("usb_isochronous_in", Said::UsbRequest(iso_in.clone(), TransferType::Isochronous)),
-        ("usb_isochronous_in_reply", Said::UsbReply(iso_in, Box::new(received))),
-        ("usb_isochronous_out", Said::UsbRequest(iso_out, TransferType::Isochronous)),
-        ("usb_reset", Said::UsbReset(11)),
-        ("usb_event", Said::Event(pressed)),
-        ("usb_event_isochronous", Said::Event(heard)),
+        ("usb_control_in", GoldenMessage::UsbRequest(control.clone(), TransferType::Control)),
+        ("usb_control_in_reply", GoldenMessage::UsbReply(control, Box::new(described))),
+        ("usb_bulk_out", GoldenMessage::UsbRequest(out.clone(), TransferType::Bulk)),
+        ("usb_bulk_out_reply", GoldenMessage::UsbReply(out, Box::new(sent))),
+        ("usb_bulk_in", GoldenMessage::UsbRequest(bulk.clone(), TransferType::Bulk)),
+        ("usb_bulk_in_further", GoldenMessage::UsbRequest(further, TransferType::Bulk)),
+        ("usb_bulk_in_stalled", GoldenMessage::UsbReply(bulk, Box::new(stalled))),
+        ("usb_interrupt_in", GoldenMessage::UsbRequest(interrupt, TransferType::Interrupt)),
+        ("usb_isochronous_in", GoldenMessage::UsbRequest(iso_in.clone(), TransferType::Isochronous)),
+        ("usb_isochronous_in_reply", GoldenMessage::UsbReply(iso_in, Box::new(received))),
+        ("usb_isochronous_out", GoldenMessage::UsbRequest(iso_out, TransferType::Isochronous)),
+        ("usb_reset", GoldenMessage::UsbReset(11)),
+        ("usb_event", GoldenMessage::Event(pressed)),
+        ("usb_event_isochronous", GoldenMessage::Event(heard)),
     ]
 }
 
-fn blocks() -> Vec<(&'static str, Said)> {
+fn blocks() -> Vec<(&'static str, GoldenMessage)> {
     let write = |id, offset, bytes: Vec<u8>| BlockRequest::write(BlockId(id), offset, bytes.into());
     let durable = BlockRequest { is_durable: true, ..write(2, 4 << 30, vec![0xde, 0xad, 0xbe, 0xef]) };
     let discard = BlockRequest::zero(BlockId(4), BlockOp::Discard, 1 << 20, 1 << 20);
@@ -667,48 +700,50 @@ fn blocks() -> Vec<(&'static str, Said)> {
     let residence = ResidenceTimes { queue_ns: 1000, device_ns: 1_000_000, reply_ns: 2000 };
     assert_eq!(CUT_AT - DONE_AT, Duration::from_nanos(residence.reply_ns.into()));
     vec![
-        ("block_read", Said::BlockRequest(BlockRequest::read(BlockId(1), 4096, 8), false)),
-        ("block_read_reply", Said::BlockReply(1, Ok(&[0, 1, 2, 3, 4, 5, 6, 7]), None)),
-        ("block_write", Said::BlockRequest(durable, false)),
-        ("block_write_reply", Said::BlockReply(2, Ok(&[]), None)),
-        ("block_write_failed", Said::BlockReply(2, Err(StoreError::NoSpace), None)),
-        ("block_flush", Said::BlockRequest(BlockRequest::flush(BlockId(3)), false)),
-        ("block_discard", Said::BlockRequest(discard, false)),
-        ("block_map", Said::BlockRequest(BlockRequest::map(BlockId(4), 1 << 20, 1 << 20), false)),
-        ("block_trim", Said::BlockRequest(trim, false)),
-        ("block_write_long", Said::BlockRequest(write(5, 0, vec![0x55; 100 << 10]), false)),
-        ("block_read_timed", Said::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),
-        ("block_read_timed_reply", Said::BlockReply(6, Ok(&[1, 2, 3, 4]), Some(residence))),
+        ("block_read", GoldenMessage::BlockRequest(BlockRequest::read(BlockId(1), 4096, 8), false)),
+        ("block_read_reply", GoldenMessage::BlockReply(1, Ok(&[0, 1, 2, 3, 4, 5, 6, 7]), None)),
+        ("block_write", GoldenMessage::BlockRequest(durable, false)),
+        ("block_write_reply", GoldenMessage::BlockReply(2, Ok(&[]), None)),
+        ("block_write_failed", GoldenMessage::BlockReply(2, Err(StoreError::NoSpace), None)),
+        ("block_flush", GoldenMessage::BlockRequest(BlockRequest::flush(BlockId(3)), false)),
+        ("block_discard", GoldenMessage::BlockRequest(discard, false)),
+        ("block_map", GoldenMessage::BlockRequest(BlockRequest::map(BlockId(4), 1 << 20, 1 << 20), false)),
+        ("block_trim", GoldenMessage::BlockRequest(trim, false)),
+        ("block_write_long", GoldenMessage::BlockRequest(write(5, 0, vec![0x55; 100 << 10]), false)),
+        ("block_read_timed", GoldenMessage::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),
+        ("block_read_timed_reply", GoldenMessage::BlockReply(6, Ok(&[1, 2, 3, 4]), Some(residence))),
     ]
 }
 
-fn frames() -> Vec<(&'static str, Said)> {
+fn frames() -> Vec<(&'static str, GoldenMessage)> {
     let frame = StreamFrame { sequence: 42, moment_ns: 100_000_000, data: vec![1, 2, 3, 4].into() };
     let endpoint = EpAddr::from_byte(0x82);
     let data = b"login: ".as_slice().into();
     let output = ConsoleOutput { endpoint, lost: 300, moment_ns: 100_000_000, data };
-    vec![("stream_frame", Said::Frame(7, frame)), ("console_event", Said::Console(3, output))]
+    vec![("stream_frame", GoldenMessage::Frame(7, frame)), ("console_event", GoldenMessage::Console(3, output))]
 }
 
 #[test]
 fn every_message_is_these_bytes_and_these_bytes_are_that_message() {
-    for (name, printed) in vectors() {
+    for (name, message) in vectors() {
         let bytes = bytes_of(name);
-        assert_eq!(hex(&printed.bytes()), hex(&bytes), "{name}: what is said");
-        printed.check(&bytes);
+        assert_eq!(hex(&message.bytes()), hex(&bytes), "{name}: what is said");
+        message.check(&bytes);
     }
 }
 
 #[test]
 fn no_part_of_a_message_passes_for_the_whole() {
-    for (name, printed) in vectors() {
+    for (name, message) in vectors() {
         let bytes = bytes_of(name);
         // Every end near a frame's edge, and a sample of those within its data.
         for end in (0..bytes.len()).filter(|end| end % 997 < 64 || bytes.len() - end < 64) {
             let short = &bytes[..end];
-            match &printed {
-                Said::Hello(_) => assert_eq!(ImporterHello::decode(short), Ok(None), "{name}, {end} bytes"),
-                Said::Welcome(_) => assert_eq!(ExporterWelcome::decode(short), Ok(None), "{name}, {end} bytes"),
+            match &message {
+                GoldenMessage::Hello(_) => assert_eq!(ImporterHello::decode(short), Ok(None), "{name}, {end} bytes"),
+                GoldenMessage::Welcome(_) => {
+                    assert_eq!(ExporterWelcome::decode(short), Ok(None), "{name}, {end} bytes")
+                }
                 _ => {
                     let frames = hear(&mut linked(), short);
                     let is_whole = frames.last().is_some_and(|frame| !frame.head.flags.more);

@@ -152,11 +152,11 @@ fn fuzz_pairing() {
                         Ok(Some(PairingEvent::Refused(_))) => assert!(pairing.is_over()),
                     }
                 }
-                let printed = pairing.poll_transmit();
-                assert!(printed.len() <= 2 * MESSAGE_BYTES_MAX);
-                let has_said_proof = printed.windows(32).any(|window| window == WAITERS);
+                let sent = pairing.poll_transmit();
+                assert!(sent.len() <= 2 * MESSAGE_BYTES_MAX);
+                let has_sent_proof = sent.windows(32).any(|window| window == WAITERS);
                 assert!(
-                    role == PairingParticipant::Joiner || knows || !has_said_proof,
+                    role == PairingParticipant::Joiner || knows || !has_sent_proof,
                     "a waiter proves to nobody who has not"
                 );
             }

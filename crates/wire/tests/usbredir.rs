@@ -498,8 +498,8 @@ fn fuzz_usbredir_bytes() {
         assert_eq!(understood(&mut fresh(), &pieces), whole, "cut otherwise");
         for packet in whole.0 {
             if !matches!(packet.message, RedirMessage::Hello { .. }) {
-                let printed = encoded(to, caps, &packet);
-                assert_eq!(understood(&mut conn(to, caps), &[&printed]).0, [packet]);
+                let bytes = encoded(to, caps, &packet);
+                assert_eq!(understood(&mut conn(to, caps), &[&bytes]).0, [packet]);
             }
         }
     });

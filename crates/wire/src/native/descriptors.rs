@@ -60,10 +60,9 @@ pub fn encode(all: &[NamedDescriptor], bytes_max: usize) -> Vec<u8> {
         rest.map(|rest| left = rest).is_some()
     };
     let sound = all.iter().filter(|descriptor| descriptor.is_sound());
-    let reported: Vec<&NamedDescriptor> =
-        sound.take(DESCRIPTORS_MAX).take_while(|descriptor| fits(descriptor)).collect();
-    let mut bytes = (reported.len() as u16).to_le_bytes().to_vec();
-    for NamedDescriptor { kind, index, language, bytes: descriptor } in reported {
+    let chosen: Vec<&NamedDescriptor> = sound.take(DESCRIPTORS_MAX).take_while(|descriptor| fits(descriptor)).collect();
+    let mut bytes = (chosen.len() as u16).to_le_bytes().to_vec();
+    for NamedDescriptor { kind, index, language, bytes: descriptor } in chosen {
         bytes.extend([*kind, *index]);
         bytes.extend(language.to_le_bytes());
         bytes.extend((descriptor.len() as u16).to_le_bytes());

@@ -109,7 +109,7 @@ impl HelloOptions {
             let Some((value, rest)) = rest.split_at_checked(length.into()) else {
                 return Err(ProtocolViolation::new("option length", length.into(), "options end with the greeting"));
             };
-            let position = match kind {
+            let field = match kind {
                 option::GRACE_MS => Some(&mut options.grace_ms),
                 option::UNACKNOWLEDGED_BYTES_MAX => Some(&mut options.unacknowledged_bytes_max),
                 option::LANES => Some(&mut options.lanes),
@@ -117,11 +117,11 @@ impl HelloOptions {
                 option::DESCRIPTORS_BYTES_MAX => Some(&mut options.descriptors_bytes_max),
                 _ => None,
             };
-            if let Some(position) = position {
+            if let Some(field) = field {
                 let value: [u8; 4] = value
                     .try_into()
                     .map_err(|_| ProtocolViolation::new("option length", length.into(), "this option has 4 bytes"))?;
-                *position = Some(u32::from_le_bytes(value));
+                *field = Some(u32::from_le_bytes(value));
             }
             bytes = rest;
         }

@@ -245,8 +245,8 @@ mod tests {
         queue.push(message(MessageUrgency::Low, 1, 2, 10));
         queue.push(message(MessageUrgency::High, 2, 3, 8));
         let taken: Vec<OutboundMessage> = std::iter::from_fn(|| queue.pop()).collect();
-        let reported: Vec<_> = taken.iter().map(|taken| (taken.head.tag, taken.urgency, taken.flow.0)).collect();
-        assert_eq!(reported, [(3, MessageUrgency::High, 2), (1, MessageUrgency::Low, 1), (2, MessageUrgency::Low, 1)]);
+        let order: Vec<_> = taken.iter().map(|taken| (taken.head.tag, taken.urgency, taken.flow.0)).collect();
+        assert_eq!(order, [(3, MessageUrgency::High, 2), (1, MessageUrgency::Low, 1), (2, MessageUrgency::Low, 1)]);
         assert_eq!((taken[1].payload.len(), taken[1].part.len(), queue.bytes()), (200 << 10, 12, 0));
         assert_eq!(queue.held_bytes(), 0);
         assert!(queue.is_empty());

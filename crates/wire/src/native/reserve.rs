@@ -200,7 +200,7 @@ impl ReservationMessage {
                 bytes
             }
             ReservationMessage::Echo => vec![2],
-            ReservationMessage::Train { position: location, cars } => vec![3, *location, *cars],
+            ReservationMessage::Train { position, cars } => vec![3, *position, *cars],
             ReservationMessage::Measured(bits_per_s) => [&[4][..], &bits_per_s.to_le_bytes()].concat(),
         }
     }

@@ -63,13 +63,13 @@ impl<'a> OptionFieldReader<'a> {
     }
 }
 
-/// The export's name and the wanted information of `INFO` and `GO`.
+/// The export's name and the requested information of `INFO` and `GO`.
 fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     let mut fields = OptionFieldReader(data);
     let name = fields.text()?;
     let count = fields.half()?;
-    let wanted = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
-    fields.0.is_empty().then_some((name, wanted))
+    let requested = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
+    fields.0.is_empty().then_some((name, requested))
 }
 
 /// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`, and whether one of the queries means [`CONTEXT`];
@@ -196,9 +196,9 @@ fn tell(
     answer(to, kind, reply::INFO, &bytes);
     // Sent without being asked for, as the specification allows: a client that reads it makes requests that fit.
     answer(to, kind, reply::INFO, &block_sizes(&export.info));
-    for (wanted, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
-        if requested.contains(&wanted) {
-            answer(to, kind, reply::INFO, &[&wanted.to_be_bytes(), text.as_bytes()].concat());
+    for (information, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
+        if requested.contains(&information) {
+            answer(to, kind, reply::INFO, &[&information.to_be_bytes(), text.as_bytes()].concat());
         }
     }
     answer(to, kind, reply::ACK, &[]);

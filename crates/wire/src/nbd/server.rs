@@ -91,7 +91,7 @@ struct UnansweredNbdRequest {
     offset: u64,
     length: u32,
     /// Pieces that the device has.
-    wanted: u32,
+    pieces_at_device: u32,
     /// Whether all pieces were submitted.
     is_issued: bool,
     failed: Option<StoreError>,
@@ -434,14 +434,14 @@ impl NbdServerConn {
             is_one: op == BlockOp::Map && request.flags & command_flag::REQ_ONE != 0,
             offset: request.offset,
             length: request.length,
-            wanted: 0,
+            pieces_at_device: 0,
             is_issued: false,
             failed: None,
             parts: Vec::new(),
         };
         let slot = self.free.pop().unwrap_or(self.flights.len() as u32);
         match self.flights.get_mut(slot as usize) {
-            Some(unanswered_nbd_request) => *unanswered_nbd_request = Some(flight),
+            Some(free_slot) => *free_slot = Some(flight),
             None => self.flights.push(Some(flight)),
         }
         let moves = matches!(op, BlockOp::Read | BlockOp::Write);
@@ -478,7 +478,7 @@ impl NbdServerConn {
         self.held_bytes += held(issue.op, length);
         let left = issue.left - length;
         let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
-        flight.wanted += 1;
+        flight.pieces_at_device += 1;
         flight.is_issued = left == 0;
         let next = RequestRemainder { piece: issue.piece + 1, offset: issue.offset + u64::from(length), left, ..issue };
         self.issue = (left > 0).then_some(next);
@@ -504,8 +504,8 @@ impl NbdServerConn {
         assert_eq!(Self::number_of(done.id), self.number, "an answer goes to the connection that asked");
         let (slot, piece) = (done.id.0 >> SLOT_SHIFT & FIELD, (done.id.0 & FIELD) as usize);
         let flight = self.flights[slot as usize].as_mut().expect("a request is answered once");
-        flight.wanted -= 1;
-        let is_last = flight.wanted == 0 && flight.is_issued;
+        flight.pieces_at_device -= 1;
+        let is_last = flight.pieces_at_device == 0 && flight.is_issued;
         pool.recycle(done.spent);
         if !flight.is_held_whole() {
             self.held_bytes -= held(done.op, done.length);
@@ -624,7 +624,7 @@ impl NbdServerConn {
                 // Its answer releases what the whole request holds, and only the submitted part was counted.
                 self.held_bytes += issue.left as usize;
             }
-            if flight.wanted == 0 {
+            if flight.pieces_at_device == 0 {
                 self.answer(issue.slot, &mut BufferPool::new(0));
             }
         }
@@ -816,7 +816,7 @@ impl NbdServerConn {
             let wrong = ProtocolViolation::new("request", id.0, "it is part of one that was asked here");
             let flight = self.flights.get_mut(slot as usize).and_then(Option::as_mut);
             let flight = flight.filter(|flight| flight.asks(op) && flight.covers(offset, length)).ok_or(wrong)?;
-            flight.wanted += 1;
+            flight.pieces_at_device += 1;
             if flight.is_held_whole() {
                 pieces.insert((slot, piece), length);
             } else {
@@ -828,7 +828,7 @@ impl NbdServerConn {
             let Some(flight) = &mut self.flights[slot] else { continue };
             flight.is_issued = issue.is_none();
             let wrong = |rule| ProtocolViolation::new("request", flight.cookie, rule);
-            if flight.is_issued && flight.wanted == 0 {
+            if flight.is_issued && flight.pieces_at_device == 0 {
                 return Err(wrong("somebody is to answer it"));
             }
             if flight.is_held_whole() {
@@ -839,10 +839,10 @@ impl NbdServerConn {
                 }
                 let own = pieces.range((slot as u64, 0)..(slot as u64 + 1, 0));
                 let is_dense = own.clone().zip(0..).all(|((&(_, piece), _), at)| piece == at);
-                let wanted = own.clone().map(|(_, length)| u64::from(*length)).sum::<u64>();
+                let piece_bytes = own.clone().map(|(_, length)| u64::from(*length)).sum::<u64>();
                 let left = issue.map_or(0, |issue| u64::from(issue.left));
                 // A failed piece has no data.
-                let is_whole = flight.failed.is_some() || (is_dense && wanted + left == u64::from(flight.length));
+                let is_whole = flight.failed.is_some() || (is_dense && piece_bytes + left == u64::from(flight.length));
                 if !is_whole {
                     return Err(wrong("its pieces are all of it"));
                 }
@@ -904,7 +904,7 @@ impl UnansweredNbdRequest {
             ));
         }
         let is_whole_chunk = is_read && is_structured && !is_chunked;
-        let (wanted, is_issued) = (0, false);
+        let (pieces_at_device, is_issued) = (0, false);
         Ok(Self {
             cookie,
             command,
@@ -913,7 +913,7 @@ impl UnansweredNbdRequest {
             is_one,
             offset,
             length,
-            wanted,
+            pieces_at_device,
             is_issued,
             failed,
             parts,

@@ -287,8 +287,8 @@ impl UrbResult {
         let packets = address.wrapping_add(UrbHead::bytes(width) as u64);
         for (at, (actual, failure)) in self.packets.iter().enumerate() {
             // Behind the packet's length, which stays.
-            let position = packets.wrapping_add((at * IsoLength::BYTES) as u64 + 4);
-            writes.push((position, [actual.to_le_bytes(), status_of(*failure).to_le_bytes()].concat()));
+            let address = packets.wrapping_add((at * IsoLength::BYTES) as u64 + 4);
+            writes.push((address, [actual.to_le_bytes(), status_of(*failure).to_le_bytes()].concat()));
         }
         writes
     }

@@ -143,14 +143,15 @@ impl UsbipClientConn {
 
     /// Cancels every request and answers it with `status` now; later answers of the exporter are dropped.
     pub fn withdraw_all(&mut self, status: UrbStatus) -> Vec<UrbCompletion> {
-        let wanted: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
+        let seqnums: Vec<u32> =
+            self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
         let withdraw = |seqnum| {
             self.send_unlink(seqnum);
             self.late += 1;
             let flight = self.flights.get_mut(seqnum).expect("listed just now");
             flight.urb.take().expect("listed because it is there").fail(status)
         };
-        wanted.into_iter().map(withdraw).collect()
+        seqnums.into_iter().map(withdraw).collect()
     }
 
     /// Sends one unlink for each request.
@@ -264,7 +265,7 @@ impl UsbipClientConn {
         let Some(bytes) = rest.first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
         let record = DeviceRecord::decode(bytes)?;
         match &self.phase {
-            UsbipClientPhase::Import(wanted) if *wanted == record.bus_id => {}
+            UsbipClientPhase::Import(bus_id) if *bus_id == record.bus_id => {}
             _ => {
                 return Err(ProtocolViolation::new(
                     "busid",
@@ -417,9 +418,9 @@ fn check_reply_packets(
 ) -> Result<Vec<IsoPacket>, ProtocolViolation> {
     let mut packets = Vec::with_capacity(flight.packets.len() * usize::from(flight.is_iso));
     let mut sum = 0u64;
-    for (b, wanted) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
+    for (b, sent) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
         let packet = message::decode_iso_packet(b);
-        if (packet.offset, packet.length) != (wanted.offset, wanted.length) {
+        if (packet.offset, packet.length) != (sent.offset, sent.length) {
             return Err(ProtocolViolation::new(
                 "iso packet offset",
                 u64::from(packet.offset),

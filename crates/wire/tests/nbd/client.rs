@@ -11,10 +11,10 @@ pub fn option(option: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// The data of GO and INFO.
-pub fn go(name: &str, wanted: &[u16]) -> Vec<u8> {
+pub fn go(name: &str, information: &[u16]) -> Vec<u8> {
     let mut data = [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
-    data.extend((wanted.len() as u16).to_be_bytes());
-    wanted.iter().for_each(|kind| data.extend(kind.to_be_bytes()));
+    data.extend((information.len() as u16).to_be_bytes());
+    information.iter().for_each(|kind| data.extend(kind.to_be_bytes()));
     data
 }
 
@@ -65,9 +65,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The expected answer to a request.
+/// A request whose answer is awaited.
 #[derive(Clone, Debug)]
-pub struct Waited {
+pub struct AwaitedRequest {
     pub command: u16,
     pub offset: u64,
     pub length: usize,
@@ -83,7 +83,7 @@ pub enum Answer {
 }
 
 /// Parses all replies in `bytes`, each of which has to be complete.
-pub fn replies(bytes: &[u8], waited: &BTreeMap<u64, Waited>, is_structured: bool) -> BTreeMap<u64, Answer> {
+pub fn replies(bytes: &[u8], awaited: &BTreeMap<u64, AwaitedRequest>, is_structured: bool) -> BTreeMap<u64, Answer> {
     let mut answers: BTreeMap<u64, Answer> = BTreeMap::new();
     let mut open: BTreeMap<u64, (Vec<u8>, Vec<bool>, u32)> = BTreeMap::new();
     let mut from = Reader(bytes);
@@ -91,10 +91,10 @@ pub fn replies(bytes: &[u8], waited: &BTreeMap<u64, Waited>, is_structured: bool
         let magic = from.word();
         if magic == SIMPLE_REPLY_MAGIC {
             let (error, cookie) = (from.word(), from.long());
-            let wanted = &waited[&cookie];
-            let is_read = wanted.command == command::READ;
+            let request = &awaited[&cookie];
+            let is_read = request.command == command::READ;
             assert!(!is_read || !is_structured, "a read is answered in chunks once that was agreed");
-            let data = if is_read && error == 0 { from.take(wanted.length).to_vec() } else { Vec::new() };
+            let data = if is_read && error == 0 { from.take(request.length).to_vec() } else { Vec::new() };
             let answer = if error == 0 { Answer::Done(data) } else { Answer::Failed(error) };
             assert_eq!(answers.insert(cookie, answer), None, "one answer each");
             continue;
@@ -103,26 +103,26 @@ pub fn replies(bytes: &[u8], waited: &BTreeMap<u64, Waited>, is_structured: bool
         assert!(is_structured, "no chunks unless that was agreed");
         let (flags, kind, cookie, length) = (from.half(), from.half(), from.long(), from.word() as usize);
         let mut data = Reader(from.take(length));
-        let wanted = &waited[&cookie];
+        let request = &awaited[&cookie];
         assert!(!answers.contains_key(&cookie), "nothing comes after the last chunk");
         let (bytes, seen, chunks) =
-            open.entry(cookie).or_insert_with(|| (vec![0; wanted.length], vec![false; wanted.length], 0));
+            open.entry(cookie).or_insert_with(|| (vec![0; request.length], vec![false; request.length], 0));
         *chunks += 1;
         let mut error = None;
         match kind {
             chunk::NONE => assert_eq!((length, flags), (0, chunk::FLAG_DONE)),
             chunk::OFFSET_DATA => {
-                let at = (data.long() - wanted.offset) as usize;
+                let at = (data.long() - request.offset) as usize;
                 assert!(!data.0.is_empty(), "a chunk of data has some");
-                assert!(at + data.0.len() <= wanted.length, "data lies in what was asked");
+                assert!(at + data.0.len() <= request.length, "data lies in what was asked");
                 let covered = &mut seen[at..][..data.0.len()];
                 assert!(covered.iter().all(|seen| !seen), "no byte comes twice");
                 covered.fill(true);
                 bytes[at..][..data.0.len()].copy_from_slice(data.0);
-                assert!(!wanted.is_whole || data.0.len() == wanted.length, "DF: one piece");
+                assert!(!request.is_whole || data.0.len() == request.length, "DF: one piece");
             }
             chunk::BLOCK_STATUS => {
-                assert_eq!((wanted.command, data.word(), flags), (command::BLOCK_STATUS, 1, chunk::FLAG_DONE));
+                assert_eq!((request.command, data.word(), flags), (command::BLOCK_STATUS, 1, chunk::FLAG_DONE));
                 assert!(!data.0.is_empty() && data.0.len() % 8 == 0, "it tells of whole extents");
                 answers.insert(cookie, Answer::Done(data.0.to_vec()));
                 open.remove(&cookie);

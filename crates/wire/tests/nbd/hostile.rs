@@ -22,8 +22,8 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes = match input.below(7) {
         0 => {
             let name = input.pick(&["", "disk", "x"]);
-            let wanted = [3, number(input) as u16];
-            client::option(input.pick(&[option::GO, option::INFO]), &client::go(name, &wanted))
+            let information = [3, number(input) as u16];
+            client::option(input.pick(&[option::GO, option::INFO]), &client::go(name, &information))
         }
         1 => {
             let size = input.below(40) as usize;
@@ -71,15 +71,15 @@ fn understood(begun: bool, pieces: &[&[u8]]) -> (Vec<String>, Vec<u8>, Option<&'
         let room = world.conn.receive_space().len();
         assert!(room <= LIMITS.receive_bytes.max(2 * fed), "{room} bytes for {fed} that came");
     }
-    let wanted = world.wanted.iter().map(|wanted| format!("{wanted:?}")).collect();
+    let requests = world.requests.iter().map(|request| format!("{request:?}")).collect();
     if end.is_some() {
         world.conn.close();
         world.answer_all();
         world.listen_on();
     }
-    let mut printed = std::mem::take(&mut world.bytes);
-    printed.extend(world.listen());
-    (wanted, printed, end)
+    let mut output = std::mem::take(&mut world.output);
+    output.extend(world.listen());
+    (requests, output, end)
 }
 
 #[test]

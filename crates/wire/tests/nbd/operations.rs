@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use farbus_model::BlockInfo;
 use farbus_wire::nbd::message::{command, command_flag};
 
-use crate::client::{self, Answer, Waited};
+use crate::client::{self, Answer, AwaitedRequest};
 use crate::fuzzing::{Input, fuzz};
 use crate::world::{FLAGS, INFO, World, extents};
 
@@ -16,7 +16,7 @@ fn expected(
     is_structured: bool,
     command: u16,
     flags: u16,
-    data: &Waited,
+    data: &AwaitedRequest,
 ) -> Answer {
     let (offset, length) = (data.offset, data.length);
     let known = match command {
@@ -48,10 +48,10 @@ fn expected(
     if command == command::BLOCK_STATUS {
         let count = if flags & command_flag::REQ_ONE == 0 { usize::MAX } else { 1 };
         let extents = extents(offset, length as u64);
-        let flat_map = extents.iter().take(count).flat_map(|extent| {
+        let descriptors = extents.iter().take(count).flat_map(|extent| {
             [(extent.length as u32).to_be_bytes(), if extent.is_hole { 3u32 } else { 0 }.to_be_bytes()].concat()
         });
-        return Answer::Done(flat_map.collect());
+        return Answer::Done(descriptors.collect());
     }
     let range = &mut bytes[offset as usize..][..length];
     match command {
@@ -84,9 +84,9 @@ fn fuzz_nbd_operations() {
         let is_structured = input.below(2) == 0;
         let mut world = World::begun(info, is_structured);
         let mut bytes = world.store.bytes().to_vec();
-        let mut waited = BTreeMap::new();
+        let mut awaited = BTreeMap::new();
         let mut model = BTreeMap::new();
-        let mut printed = Vec::new();
+        let mut output = Vec::new();
         for cookie in 0.. {
             if input.is_empty() || cookie > 200 {
                 break;
@@ -96,11 +96,15 @@ fn fuzz_nbd_operations() {
             let blocks = input.pick(&[0, 1, 1, 2, 8, 64, 100]);
             let length = if input.once_in(4) { input.below(3000) } else { blocks * 512 };
             let (at, length) = if kind == command::FLUSH { (0, 0) } else { (offset(input, &info), length) };
-            let wanted =
-                Waited { command: kind, offset: at, length: length as usize, is_whole: flags & command_flag::DF != 0 };
-            let answer = expected(&mut bytes, &info, is_structured, kind, flags, &wanted);
+            let request = AwaitedRequest {
+                command: kind,
+                offset: at,
+                length: length as usize,
+                is_whole: flags & command_flag::DF != 0,
+            };
+            let answer = expected(&mut bytes, &info, is_structured, kind, flags, &request);
             model.insert(cookie, answer);
-            waited.insert(cookie, wanted);
+            awaited.insert(cookie, request);
             let mut sent = client::request(kind, flags, cookie, at, length);
             if kind == command::WRITE {
                 sent.resize(sent.len() + length as usize, flags as u8 ^ at as u8 ^ length as u8);
@@ -119,12 +123,12 @@ fn fuzz_nbd_operations() {
             }
             if input.below(3) == 0 {
                 world.listen_on();
-                printed.append(&mut world.bytes);
+                output.append(&mut world.output);
             }
         }
-        printed.append(&mut world.listen());
+        output.append(&mut world.listen());
         assert!(world.store.bytes() == &bytes[..], "what is stored is what was written");
-        let answers = client::replies(&printed, &waited, is_structured);
+        let answers = client::replies(&output, &awaited, is_structured);
         assert!(answers == model, "each is answered once and rightly");
         assert_eq!(world.conn.in_flight(), 0);
     });

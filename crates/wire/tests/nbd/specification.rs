@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use farbus_model::{BlockInfo, BlockOp};
 use farbus_wire::nbd::message::{chunk, command, command_flag, flag, info, option, reply, transmission_flags};
 
-use crate::client::{self, Answer, Reader, Waited};
+use crate::client::{self, Answer, AwaitedRequest, Reader};
 use crate::world::{INFO, World, exports};
 
 /// Hexadecimal with spaces, for people.
@@ -31,7 +31,7 @@ fn a_whole_conversation_is_byte_for_byte_what_the_specification_says() {
     // Write "farb" at 0x1000, durably.
     world.hear(&hex("25609513 0001 0001 1122334455667788 0000000000001000 00000004 66617262")).unwrap();
     assert_eq!(world.listen(), hex("67446698 00000000 1122334455667788"));
-    assert_eq!(world.wanted, [(BlockOp::Write, 0x1000, 4, true)]);
+    assert_eq!(world.requests, [(BlockOp::Write, 0x1000, 4, true)]);
     // Read it.
     world.hear(&hex("25609513 0000 0000 1122334455667789 0000000000001000 00000004")).unwrap();
     let expected = "668e33ef 0001 0001 1122334455667789 0000000c 0000000000001000 66617262";
@@ -172,20 +172,20 @@ fn after_options(options: &[(u32, Vec<u8>)], name: &str) -> (World, Vec<(u32, Ve
     let mut world = World::new(exports(&[("one", INFO), ("two", INFO)]));
     world.hear(&3u32.to_be_bytes()).unwrap();
     world.listen();
-    let mut reported = Vec::new();
+    let mut replies = Vec::new();
     for (kind, data) in options {
         world.hear(&client::option(*kind, data)).unwrap();
         let bytes = world.listen();
         let mut reader = Reader(&bytes);
-        reported.clear();
+        replies.clear();
         while !reader.0.is_empty() {
             let (reply, data) = reader.option_reply(*kind);
-            reported.push((reply, data.to_vec()));
+            replies.push((reply, data.to_vec()));
         }
     }
     world.hear(&client::option(option::GO, &client::go(name, &[]))).unwrap();
     world.listen();
-    (world, reported)
+    (world, replies)
 }
 
 #[test]
@@ -201,9 +201,9 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
         (option::SET_META_CONTEXT, &["base:"], None),
         (option::SET_META_CONTEXT, &["x:y", "base:allocation", "base:allocation"], Some(1)),
     ] {
-        let (_, reported) = after_options(&[structured.clone(), (kind, client::contexts("two", queries))], "two");
+        let (_, replies) = after_options(&[structured.clone(), (kind, client::contexts("two", queries))], "two");
         let expected: Vec<_> = id.map(allocation).into_iter().chain([ack.clone()]).collect();
-        assert_eq!(reported, expected, "{kind} {queries:?}");
+        assert_eq!(replies, expected, "{kind} {queries:?}");
     }
     let select = |name: &str| (option::SET_META_CONTEXT, client::contexts(name, &["base:allocation"]));
     for (options, name, code) in [
@@ -216,8 +216,8 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
         (vec![select("two"), structured.clone()], "two", EINVAL),
     ] {
         let (mut world, _) = after_options(&options, name);
-        let wanted = Waited { command: command::BLOCK_STATUS, offset: 0, length: 4096, is_whole: false };
-        let answer = ask(&mut world, true, &client::request(command::BLOCK_STATUS, 0, 1, 0, 4096), &wanted);
+        let request = AwaitedRequest { command: command::BLOCK_STATUS, offset: 0, length: 4096, is_whole: false };
+        let answer = ask(&mut world, true, &client::request(command::BLOCK_STATUS, 0, 1, 0, 4096), &request);
         let is_right = match answer {
             Answer::Done(bytes) => code == 0 && bytes.len() == 4 * 8,
             Answer::Failed(other) => other == code,
@@ -229,30 +229,30 @@ fn context_is_listed_and_selected_for_the_export_that_is_named() {
 #[test]
 fn extents_are_told_as_the_specification_says() {
     let mut world = World::begun(BlockInfo { block_bytes: 512, ..INFO }, true);
-    let mut reported = |flags, offset, length| {
+    let mut status = |flags, offset, length| {
         world.hear(&client::request(command::BLOCK_STATUS, flags, 0x0102_0304_0506_0708, offset, length)).unwrap();
         world.listen()
     };
     let head = hex("668e33ef 0001 0005 0102030405060708");
     assert_eq!(
-        reported(0, 512, 2048),
+        status(0, 512, 2048),
         [head.clone(), hex("0000001c 00000001 00000200 00000000 00000400 00000003 00000200 00000000")].concat()
     );
     let one = [head, hex("0000000c 00000001 00000200 00000000")].concat();
-    assert_eq!(reported(command_flag::REQ_ONE, 512, 2048), one);
+    assert_eq!(status(command_flag::REQ_ONE, 512, 2048), one);
     for (flags, offset, length) in [(0, 0, 0), (0, 512, 100), (command_flag::DF, 0, 512), (0, INFO.size_bytes, 512)] {
-        let bytes = reported(flags, offset, length);
+        let bytes = status(flags, offset, length);
         assert_eq!(bytes[..8], hex("668e33ef 0001 8001"), "an error chunk for {flags} {offset} {length}");
         assert_eq!(bytes[20..24], EINVAL.to_be_bytes());
     }
 }
 
 /// Sends one request and returns its outcome.
-fn ask(world: &mut World, is_structured: bool, bytes: &[u8], wanted: &Waited) -> Answer {
+fn ask(world: &mut World, is_structured: bool, bytes: &[u8], request: &AwaitedRequest) -> Answer {
     world.hear(bytes).unwrap();
-    let printed = world.listen();
+    let output = world.listen();
     let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
-    let answers = client::replies(&printed, &BTreeMap::from([(cookie, wanted.clone())]), is_structured);
+    let answers = client::replies(&output, &BTreeMap::from([(cookie, request.clone())]), is_structured);
     assert_eq!(answers.len(), 1);
     answers[&cookie].clone()
 }
@@ -266,13 +266,13 @@ fn fails(info: BlockInfo, command: u16, flags: u16, offset: u64, length: u32) ->
             bytes.resize(bytes.len() + length as usize, 0xee);
         }
         let is_whole = flags & command_flag::DF != 0;
-        let wanted = Waited { command, offset, length: length as usize, is_whole };
-        let answer = ask(&mut world, is_structured, &bytes, &wanted);
+        let request = AwaitedRequest { command, offset, length: length as usize, is_whole };
+        let answer = ask(&mut world, is_structured, &bytes, &request);
         codes.push(if let Answer::Failed(code) = answer { code } else { 0 });
         // The next request is still read.
         let next = client::request(command::FLUSH, 0, 10, 0, 0);
-        let wanted = Waited { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
-        assert_eq!(ask(&mut world, is_structured, &next, &wanted), Answer::Done(Vec::new()));
+        let request = AwaitedRequest { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
+        assert_eq!(ask(&mut world, is_structured, &next, &request), Answer::Done(Vec::new()));
     }
     codes[0].max(codes[1])
 }
@@ -323,8 +323,8 @@ fn every_wrong_request_fails_with_its_own_code() {
     let mut world = World::begun(INFO, true);
     assert_eq!(fails_on(huge, 33 << 20), EINVAL, "longer than 32 MiB");
     world.bad_from = Some(0);
-    let wanted = Waited { command: READ, offset: 0, length: 512, is_whole: false };
-    assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &wanted), Answer::Failed(EIO));
+    let request = AwaitedRequest { command: READ, offset: 0, length: 512, is_whole: false };
+    assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &request), Answer::Failed(EIO));
 }
 
 /// A read of `length` bytes from a device without a store: it is refused before it gets there.
@@ -334,8 +334,8 @@ fn fails_on(info: BlockInfo, length: u32) -> u32 {
     world.hear(&3u32.to_be_bytes()).unwrap();
     world.hear(&client::option(option::EXPORT_NAME, b"")).unwrap();
     world.listen();
-    let wanted = Waited { command: command::READ, offset: 0, length: length as usize, is_whole: false };
-    match ask(&mut world, false, &client::request(command::READ, 0, 9, 0, length), &wanted) {
+    let request = AwaitedRequest { command: command::READ, offset: 0, length: length as usize, is_whole: false };
+    match ask(&mut world, false, &client::request(command::READ, 0, 9, 0, length), &request) {
         Answer::Failed(code) => code,
         Answer::Done(_) => 0,
     }
@@ -350,7 +350,7 @@ fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
         let mut expected = vec![0; length];
         farbus_model::BlockStore::read_at(&mut world.store, 1000, &mut expected).unwrap();
         world.hear(&client::request(command::READ, flags, 1, 1000, length as u32)).unwrap();
-        assert_eq!(world.wanted.len(), 4);
+        assert_eq!(world.requests.len(), 4);
         // In the worst order.
         while !world.held.is_empty() {
             world.answer(world.held.len() - 1);
@@ -359,8 +359,8 @@ fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
         let overhead = bytes.len() - length;
         assert_eq!(overhead, if chunks == 0 { 16 } else { chunks * 28 });
         let is_whole = flags & command_flag::DF != 0;
-        let waited = BTreeMap::from([(1, Waited { command: command::READ, offset: 1000, length, is_whole })]);
-        assert!(client::replies(&bytes, &waited, is_structured)[&1] == Answer::Done(expected));
+        let awaited = BTreeMap::from([(1, AwaitedRequest { command: command::READ, offset: 1000, length, is_whole })]);
+        assert!(client::replies(&bytes, &awaited, is_structured)[&1] == Answer::Done(expected));
         if chunks > 1 {
             let flags = u16::from_be_bytes(bytes[4..6].try_into().unwrap());
             assert_eq!(flags & chunk::FLAG_DONE, 0, "the first to come is not the last");
@@ -377,9 +377,12 @@ fn device_with_an_invalid_block_size_still_gets_whole_blocks() {
         // A block size of 0 has no multiples.
         let (offset, length) = if block_bytes == 0 { (0, 0) } else { (0, 32768) };
         world.hear(&client::request(command::READ, 0, 1, offset, length)).unwrap();
-        let wanted: Vec<u32> = world.wanted.iter().map(|(_, _, length, _)| *length).collect();
-        assert!(wanted.first().is_none_or(|first| *first == piece), "{wanted:?} of {block_bytes}, {request_bytes_max}");
-        assert_eq!((wanted.iter().sum::<u32>(), wanted.is_empty()), (length, length == 0));
+        let lengths: Vec<u32> = world.requests.iter().map(|(_, _, length, _)| *length).collect();
+        assert!(
+            lengths.first().is_none_or(|first| *first == piece),
+            "{lengths:?} of {block_bytes}, {request_bytes_max}"
+        );
+        assert_eq!((lengths.iter().sum::<u32>(), lengths.is_empty()), (length, length == 0));
         world.listen();
         assert_eq!(world.conn.in_flight(), 0);
     }
@@ -390,9 +393,9 @@ fn a_read_that_fails_in_the_middle_fails_once() {
     for is_structured in [true, false] {
         let mut world = World::begun(INFO, is_structured);
         world.bad_from = Some(20_000);
-        let wanted = Waited { command: command::READ, offset: 0, length: 50_000, is_whole: false };
+        let request = AwaitedRequest { command: command::READ, offset: 0, length: 50_000, is_whole: false };
         let bytes = client::request(command::READ, 0, 1, 0, 50_000);
-        assert_eq!(ask(&mut world, is_structured, &bytes, &wanted), Answer::Failed(EIO));
+        assert_eq!(ask(&mut world, is_structured, &bytes, &request), Answer::Failed(EIO));
         assert_eq!(world.conn.in_flight(), 0);
     }
 }
@@ -403,9 +406,9 @@ fn a_long_write_is_under_way_before_it_has_arrived() {
     let data: Vec<u8> = (0..100_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let bytes = client::write(0, 1, 500, &data);
     world.hear(&bytes[..40_000]).unwrap();
-    assert_eq!(world.wanted.len(), 2, "16 KiB each");
+    assert_eq!(world.requests.len(), 2, "16 KiB each");
     world.hear(&bytes[40_000..]).unwrap();
-    assert_eq!(world.wanted.len(), 7);
+    assert_eq!(world.requests.len(), 7);
     assert_eq!(world.listen().len(), 16, "one answer");
     assert!(world.store.bytes()[500..][..data.len()] == data[..]);
 }
@@ -413,17 +416,17 @@ fn a_long_write_is_under_way_before_it_has_arrived() {
 #[test]
 fn without_credit_nothing_is_parsed_and_nothing_received() {
     let mut world = World::begun(INFO, true);
-    let mut wanted = 0;
+    let mut requests = 0;
     while world.conn.wants_input() {
-        let bytes = client::request(command::FLUSH, 0, wanted, 0, 0);
+        let bytes = client::request(command::FLUSH, 0, requests, 0, 0);
         world.conn.receive_space()[..28].copy_from_slice(&bytes);
         world.conn.handle_received(28);
         while let Some(request) = world.conn.poll_request().unwrap() {
             world.held.push(request.launch().answer(Default::default()));
         }
-        wanted += 1;
+        requests += 1;
     }
-    assert_eq!((wanted, world.conn.in_flight()), (256, 256));
+    assert_eq!((requests, world.conn.in_flight()), (256, 256));
     world.answer_all();
     assert!(world.conn.wants_input());
     assert_eq!(world.listen().len(), 256 * 16);
@@ -437,8 +440,8 @@ fn server_that_ends_answers_pending_requests() {
     world.hear(&half_a_write[..20_000]).unwrap();
     world.conn.close();
     assert!(!world.conn.is_finished());
-    let waited = |command, length| Waited { command, offset: 0, length, is_whole: false };
-    let both = BTreeMap::from([(1, waited(command::READ, 4096)), (2, waited(command::WRITE, 40_000))]);
+    let awaited = |command, length| AwaitedRequest { command, offset: 0, length, is_whole: false };
+    let both = BTreeMap::from([(1, awaited(command::READ, 4096)), (2, awaited(command::WRITE, 40_000))]);
     let answers = client::replies(&world.listen(), &both, true);
     assert!(matches!(answers[&1], Answer::Done(_)));
     assert_eq!(answers[&2], Answer::Failed(EIO));
@@ -458,8 +461,8 @@ fn read_that_ends_between_two_pieces_gives_back_what_it_holds() {
     world.conn.close();
     let brought = vec![0; piece.length as usize].into();
     world.conn.complete(piece.launch().answer(brought), &mut world.pool);
-    let waited = Waited { command: command::READ, offset: 0, length: 64 << 10, is_whole: true };
-    let answers = client::replies(&world.listen(), &BTreeMap::from([(1, waited)]), false);
+    let awaited = AwaitedRequest { command: command::READ, offset: 0, length: 64 << 10, is_whole: true };
+    let answers = client::replies(&world.listen(), &BTreeMap::from([(1, awaited)]), false);
     assert_eq!(answers[&1], Answer::Failed(EIO));
     assert!(world.conn.is_finished() && world.conn.bytes() <= before);
 }

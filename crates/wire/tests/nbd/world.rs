@@ -44,11 +44,12 @@ pub struct World {
     pub conn: NbdServerConn,
     pub store: MemoryStore,
     pub pool: BufferPool,
-    pub bytes: Vec<u8>,
+    /// What the server sent and the test has not taken yet.
+    pub output: Vec<u8>,
     /// Requests that are carried out and not answered yet.
     pub held: Vec<BlockCompletion>,
-    /// What the device was asked.
-    pub wanted: Vec<(BlockOp, u64, u32, bool)>,
+    /// The requests that the device got: operation, offset, length, and whether it has to be durable.
+    pub requests: Vec<(BlockOp, u64, u32, bool)>,
     /// The device fails for ranges from here on.
     pub bad_from: Option<u64>,
 }
@@ -61,9 +62,9 @@ impl World {
             exports,
             store: MemoryStore::new((0..size).map(|at| (at / 7) as u8).collect()),
             pool: BufferPool::new(1 << 20),
-            bytes: Vec::new(),
+            output: Vec::new(),
             held: Vec::new(),
-            wanted: Vec::new(),
+            requests: Vec::new(),
             bad_from: None,
         }
     }
@@ -122,7 +123,7 @@ impl World {
 
     fn carry_out_one(&mut self, request: BlockRequest) {
         assert_eq!(NbdServerConn::number_of(request.id), 7);
-        self.wanted.push((request.op, request.offset, request.length, request.is_durable));
+        self.requests.push((request.op, request.offset, request.length, request.is_durable));
         let (offset, length) = (request.offset, request.length as usize);
         let payload = request.payload.clone();
         let request = request.launch();
@@ -220,7 +221,7 @@ impl World {
         while self.conn.backlog_bytes() > 0 {
             let runs: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
             self.conn.handle_transmitted(runs.len(), &mut self.pool);
-            self.bytes.extend(runs);
+            self.output.extend(runs);
         }
     }
 
@@ -230,7 +231,7 @@ impl World {
             self.listen_on();
             self.carry_out().unwrap();
             if self.held.is_empty() && self.conn.backlog_bytes() == 0 {
-                return std::mem::take(&mut self.bytes);
+                return std::mem::take(&mut self.output);
             }
             self.answer_all();
         }

@@ -41,7 +41,8 @@ impl Reply {
 /// What a client asked, to be compared with the answers.
 #[derive(Clone, Debug, Default)]
 pub struct Checker {
-    wanted: BTreeMap<u32, Asked>,
+    /// By number: every submit, and what became of it.
+    sent: BTreeMap<u32, SentSubmit>,
     /// Unanswered unlinks, and the requests they cancel.
     unlinks: BTreeMap<u32, u32>,
     /// Numbers whose unlink was answered with 0 before they were submitted: the client has given them up and expects no
@@ -59,8 +60,9 @@ pub struct Checker {
     pub replies: Vec<Reply>,
 }
 
+/// A submit that was sent, and what became of it.
 #[derive(Clone, Debug)]
-struct Asked {
+struct SentSubmit {
     submit: Submit,
     order: u64,
     is_iso: bool,
@@ -80,9 +82,9 @@ impl Checker {
         // The data is not needed any more, and may be large.
         let submit = Submit { data: Vec::new(), ..submit.clone() };
         let outcome = if self.given_up.contains(&submit.seqnum) { Outcome::Withdrawn } else { Outcome::Open };
-        let wanted = Asked { order: self.submits, is_iso, outcome, submit };
+        let sent = SentSubmit { order: self.submits, is_iso, outcome, submit };
         self.submits += 1;
-        let before = self.wanted.insert(wanted.submit.seqnum, wanted);
+        let before = self.sent.insert(sent.submit.seqnum, sent);
         assert!(before.is_none_or(|before| before.outcome != Outcome::Open), "the test uses a number twice");
     }
 
@@ -124,10 +126,10 @@ impl Checker {
 
     fn submit_reply(&self, seqnum: u32, head: &[u8; 48]) -> Option<(Reply, usize)> {
         assert_eq!(head[40..], [0; 8], "padding of RET_SUBMIT is zero");
-        let wanted = self.wanted.get(&seqnum).unwrap_or_else(|| panic!("an answer to {seqnum}, which nobody asked"));
+        let sent = self.sent.get(&seqnum).unwrap_or_else(|| panic!("an answer to {seqnum}, which nobody asked"));
         let actual = word(head, 24);
-        let data_bytes = if wanted.submit.is_in() { actual as usize } else { 0 };
-        let packets = if wanted.is_iso { wanted.submit.number_of_packets as usize } else { 0 };
+        let data_bytes = if sent.submit.is_in() { actual as usize } else { 0 };
+        let packets = if sent.is_iso { sent.submit.number_of_packets as usize } else { 0 };
         let total = 48 + data_bytes + packets * 16;
         let body = self.rest.get(48..total)?;
         let (data, descriptors) = body.split_at(data_bytes);
@@ -145,14 +147,14 @@ impl Checker {
     }
 
     fn submitted(&mut self, reply: &RetSubmit) {
-        let wanted = self.wanted.get_mut(&reply.seqnum).expect("looked up before");
+        let sent = self.sent.get_mut(&reply.seqnum).expect("looked up before");
         let seqnum = reply.seqnum;
-        assert_eq!(wanted.outcome, Outcome::Open, "{seqnum} is answered, and was before");
-        wanted.outcome = Outcome::Answered;
-        let submit = &wanted.submit;
+        assert_eq!(sent.outcome, Outcome::Open, "{seqnum} is answered, and was before");
+        sent.outcome = Outcome::Answered;
+        let submit = &sent.submit;
         assert!(reply.actual <= submit.length, "{seqnum}: {} of {} bytes", reply.actual, submit.length);
         assert_eq!(reply.number_of_packets, submit.number_of_packets, "{seqnum}: number_of_packets is echoed");
-        if wanted.is_iso {
+        if sent.is_iso {
             let locations = |packets: &[Packet]| packets.iter().map(|p| (p.offset, p.length)).collect::<Vec<_>>();
             assert_eq!(locations(&reply.packets), locations(&submit.packets), "{seqnum}: places come back unchanged");
             let sum: u32 = reply.packets.iter().map(|packet| packet.actual).sum();
@@ -165,18 +167,18 @@ impl Checker {
         }
         // A refusal (no credit, no such endpoint) overtakes waiting requests, and so does a cancelled request.
         if ![ENOMEM, EINVAL, ECONNRESET].contains(&reply.status) && !self.is_unordered {
-            let last = self.last_answered.insert((submit.ep, submit.direction), wanted.order);
-            assert!(last.is_none_or(|last| last < wanted.order), "{seqnum} overtook an earlier one of its endpoint");
+            let last = self.last_answered.insert((submit.ep, submit.direction), sent.order);
+            assert!(last.is_none_or(|last| last < sent.order), "{seqnum} overtook an earlier one of its endpoint");
         }
     }
 
     fn unlinked(&mut self, seqnum: u32, status: i32) {
         let victim = self.unlinks.remove(&seqnum);
         let victim = victim.unwrap_or_else(|| panic!("an answer to unlink {seqnum}, which nobody waits for"));
-        let outcome = self.wanted.get(&victim).map(|wanted| wanted.outcome);
+        let outcome = self.sent.get(&victim).map(|sent| sent.outcome);
         match (status, outcome) {
             (ECONNRESET, Some(Outcome::Open)) => {
-                self.wanted.get_mut(&victim).expect("looked up just now").outcome = Outcome::Withdrawn;
+                self.sent.get_mut(&victim).expect("looked up just now").outcome = Outcome::Withdrawn;
             }
             // A second unlink of a cancelled request is answered like the first, or as unknown.
             (ECONNRESET | 0, Some(Outcome::Withdrawn)) => {}
@@ -189,11 +191,7 @@ impl Checker {
 
     /// The numbers of the submits that have no answer yet.
     pub fn open(&self) -> Vec<u32> {
-        self.wanted
-            .values()
-            .filter(|wanted| wanted.outcome == Outcome::Open)
-            .map(|wanted| wanted.submit.seqnum)
-            .collect()
+        self.sent.values().filter(|sent| sent.outcome == Outcome::Open).map(|sent| sent.submit.seqnum).collect()
     }
 
     /// Asserts that no request is unanswered and no message incomplete.

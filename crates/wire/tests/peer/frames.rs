@@ -169,12 +169,12 @@ impl Submit {
 
 fn packets_of(lengths: &[u32]) -> Vec<Packet> {
     let mut offset = 0;
-    let location = |&length: &u32| {
+    let consecutive = |&length: &u32| {
         let packet = Packet::new(offset, length);
         offset += length;
         packet
     };
-    lengths.iter().map(location).collect()
+    lengths.iter().map(consecutive).collect()
 }
 
 /// The request to cancel the submit with the number `victim` (USBIP_CMD_UNLINK).

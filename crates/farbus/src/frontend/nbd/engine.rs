@@ -440,8 +440,8 @@ impl NbdServer {
             to.u8(losses.last().map_or(0, StoreError::code));
             to.flag(losses.told_to_nobody().is_none());
         }
-        for reported in self.clients.iter().filter(here).flat_map(|client| &client.cursors) {
-            to.u64(reported.notice());
+        for cursor in self.clients.iter().filter(here).flat_map(|client| &client.cursors) {
+            to.u64(cursor.told_count());
         }
         Ok(Some(SavedAttachment { snapshot: to.into_bytes(), descriptors, medium: None }))
     }
@@ -587,7 +587,7 @@ impl NbdServer {
     /// Passes the client's requests to the device, as long as there is room for the answers and the client has its
     /// turn.
     fn ask(&mut self, at: usize, now: Instant) -> NbdStallCause {
-        let mut wanted = 0u32;
+        let mut submitted = 0u32;
         let is_held = self.is_held();
         while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
             let client = &mut self.clients[at];
@@ -602,8 +602,8 @@ impl NbdServer {
                     let export = client.conn.export().expect("requests come after the handshake");
                     self.devices[export].submit(now, request.launch(), &mut self.done);
                     self.hand_out();
-                    wanted += 1;
-                    if wanted.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
+                    submitted += 1;
+                    if submitted.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
                         return NbdStallCause::Late;
                     }
                 }
