@@ -78,7 +78,7 @@ pub fn run(arguments: &TestArgs) -> Result<(), String> {
     } else {
         gate.plan(&changes::since_passed(&workspace::root()), &chosen)
     };
-    plan.messages.iter().for_each(|printed| println!("gate: {printed}"));
+    plan.messages.iter().for_each(|message| println!("gate: {message}"));
     let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
     prerequisites::check(&running, arguments.install)?;
     let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };

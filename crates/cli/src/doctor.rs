@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
         return Ok(());
     }
     let failure = CommandFailure::local(format!("missing on this machine: {}", missing.join(", ")));
-    Err(if args.json { failure.notice() } else { failure })
+    Err(if args.json { failure.already_printed() } else { failure })
 }
 
 fn show(lines: &[DoctorRow]) {

@@ -79,7 +79,7 @@ impl CommonArgs {
             return Ok(());
         }
         let failure = CommandFailure::local(format!("{failed} of the claims that bind are false for this {of}"));
-        Err(if self.json { failure.notice() } else { failure })
+        Err(if self.json { failure.already_printed() } else { failure })
     }
 }
 

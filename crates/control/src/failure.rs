@@ -107,7 +107,7 @@ impl CommandFailure {
 
     /// Marks the failure as part of the JSON that was printed already.
     #[must_use]
-    pub fn notice(self) -> Self {
+    pub fn already_printed(self) -> Self {
         Self { is_told: true, ..self }
     }
 

@@ -96,7 +96,7 @@ mod tests {
         ] {
             assert_eq!(check_host(fine), Ok(fine.to_owned()));
         }
-        for (wrong, printed) in [
+        for (wrong, expected) in [
             ("http://lab3", "type 'lab3' without 'http://'"),
             ("lab3:70000", "'70000' in 'lab3:70000' is no port"),
             ("lab3:usb", "'usb' in 'lab3:usb' is no port"),
@@ -107,7 +107,7 @@ mod tests {
             ("lab3/disk", "is no host"),
         ] {
             let error = check_host(wrong).expect_err(wrong);
-            assert!(error.contains(printed), "{wrong}: {error}");
+            assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
 }

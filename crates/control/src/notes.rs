@@ -138,10 +138,10 @@ impl DeviceNotes {
     /// A sentence for a person: there would be too many labels.
     pub fn change(&mut self, changes: &[NoteChange]) -> Result<(), String> {
         for NoteChange { name, value } in changes {
-            let message = Some(value.clone()).filter(|value| !value.is_empty());
-            match (name.as_str(), message) {
-                ("place", message) => self.place = message,
-                ("comment", message) => self.comment = message,
+            let text = Some(value.clone()).filter(|value| !value.is_empty());
+            match (name.as_str(), text) {
+                ("place", text) => self.place = text,
+                ("comment", text) => self.comment = text,
                 (name, Some(value)) => drop(self.labels.insert(name.to_owned(), value)),
                 (name, None) => drop(self.labels.remove(name)),
             }
@@ -171,18 +171,18 @@ impl DeviceNotes {
     pub fn readable(&self) -> Self {
         let is_label = |(name, _): &(&String, &String)| check_label_name(name).is_ok();
         let labels = self.labels.iter().filter(is_label).take(LABELS_MAX);
-        let printed = |text: &Option<String>, bytes_max| text.as_deref().map(|text| plain(text, bytes_max));
+        let readable_text = |text: &Option<String>, bytes_max| text.as_deref().map(|text| plain(text, bytes_max));
         Self {
             labels: labels.map(|(name, value)| (name.clone(), plain(value, LABEL_VALUE_BYTES_MAX))).collect(),
-            place: printed(&self.place, LABEL_VALUE_BYTES_MAX),
-            comment: printed(&self.comment, COMMENT_BYTES_MAX),
+            place: readable_text(&self.place, LABEL_VALUE_BYTES_MAX),
+            comment: readable_text(&self.comment, COMMENT_BYTES_MAX),
         }
     }
 
     /// Labels and place in a line; empty if there are none.
     pub fn in_a_line(&self) -> String {
         let labels = self.labels.iter().map(|(name, value)| format!("{name}={value}"));
-        labels.chain(self.place.iter().map(|location| format!("place={location}"))).collect::<Vec<_>>().join(" ")
+        labels.chain(self.place.iter().map(|place| format!("place={place}"))).collect::<Vec<_>>().join(" ")
     }
 }
 

@@ -87,8 +87,8 @@ impl PipeReport {
         let ran_ns = self.ran_ns.saturating_sub(self.bound_ns);
         let sent = u128::from(self.messages + self.lost + self.device_lost);
         let per_s = sent * 1_000_000_000 / u128::from(self.ran_ns.max(1));
-        let wanted = u128::from(self.asked_per_s) * u128::from(ran_ns) / 1_000_000_000;
-        let is_fewer = sent * 100 < wanted * u128::from(TRIED_PERCENT);
+        let expected = u128::from(self.asked_per_s) * u128::from(ran_ns) / 1_000_000_000;
+        let is_fewer = sent * 100 < expected * u128::from(TRIED_PERCENT);
         let is_known = self.direction == "in" && ran_ns >= RATE_NS_MIN;
         (is_known && is_fewer).then(|| u64::try_from(per_s).unwrap_or(u64::MAX))
     }

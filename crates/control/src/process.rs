@@ -81,16 +81,16 @@ impl<'de> Deserialize<'de> for ProcessDevice {
     /// Reads a device by what only one kind says: a bus id, or a state of a shared device; a report; or a failure and
     /// no more. Any other one is attached. What is left out has its default.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let answer = Value::deserialize(deserializer)?;
-        let state = answer.get("state").and_then(Value::as_str);
-        let is_shared = answer.get("bus_id").is_some() || matches!(state, Some("available" | "in use" | "moved away"));
+        let value = Value::deserialize(deserializer)?;
+        let state = value.get("state").and_then(Value::as_str);
+        let is_shared = value.get("bus_id").is_some() || matches!(state, Some("available" | "in use" | "moved away"));
         let read = match () {
-            () if is_shared => DeviceStatus::deserialize(answer).map(Self::from),
-            () if answer.get("pipe").is_some() => PipeStatus::deserialize(answer).map(Self::from),
-            () if state == Some("failed") && answer.get("title").is_none() => {
-                FailedDevice::deserialize(answer).map(Self::Failed)
+            () if is_shared => DeviceStatus::deserialize(value).map(Self::from),
+            () if value.get("pipe").is_some() => PipeStatus::deserialize(value).map(Self::from),
+            () if state == Some("failed") && value.get("title").is_none() => {
+                FailedDevice::deserialize(value).map(Self::Failed)
             }
-            () => AttachmentStatus::deserialize(answer).map(Self::from),
+            () => AttachmentStatus::deserialize(value).map(Self::from),
         };
         read.map_err(D::Error::custom)
     }

@@ -23,7 +23,7 @@ mod tests {
 
     #[test]
     fn sizes_are_formatted_in_the_largest_unit_below_them() {
-        let messages = [0, 999, 1000, 1_048_576, 16 << 20, 999_999, u64::MAX].map(format_bytes);
-        assert_eq!(messages, ["0 B", "999 B", "1.00 kB", "1.05 MB", "16.78 MB", "1000.00 kB", "18.45 EB"]);
+        let texts = [0, 999, 1000, 1_048_576, 16 << 20, 999_999, u64::MAX].map(format_bytes);
+        assert_eq!(texts, ["0 B", "999 B", "1.00 kB", "1.05 MB", "16.78 MB", "1000.00 kB", "18.45 EB"]);
     }
 }

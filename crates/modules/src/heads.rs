@@ -160,11 +160,11 @@ impl UsbReply {
         let mut packets = Vec::new();
         let (mut offset, count) = (0, if shape == 0 { 0 } else { usize::from(count) });
         for packet in 0..count {
-            let wanted = request.packets.get(packet)?;
-            let field = if shape == 2 { words.u32()? } else { wanted.length };
+            let requested = request.packets.get(packet)?;
+            let field = if shape == 2 { words.u32()? } else { requested.length };
             let (length, status) = (field & 0xff_ffff, (field >> 24) as u8);
             packets.push(IsoPacketHead {
-                offset: if request.is_in() { offset } else { wanted.offset },
+                offset: if request.is_in() { offset } else { requested.offset },
                 length,
                 status,
             });
@@ -173,13 +173,14 @@ impl UsbReply {
         words.end().map(|()| Self { status, actual, start_frame, packets })
     }
 
-    /// The head of this reply to `asked`.
-    pub fn head(&self, wanted: &UsbRequest) -> Payload {
-        let is_full =
-            |(packet, wanted): (&IsoPacketHead, &IsoPacketHead)| packet.length == wanted.length && packet.status == OK;
+    /// The head of this reply to `request`.
+    pub fn head(&self, request: &UsbRequest) -> Payload {
+        let is_full = |(packet, requested): (&IsoPacketHead, &IsoPacketHead)| {
+            packet.length == requested.length && packet.status == OK
+        };
         let shape = match self.packets.is_empty() {
             true => 0,
-            false if self.packets.iter().zip(&wanted.packets).all(is_full) => 1,
+            false if self.packets.iter().zip(&request.packets).all(is_full) => 1,
             false => 2,
         };
         let mut head = vec![self.status, shape];
@@ -273,9 +274,9 @@ mod tests {
         let reply = usb::UsbReplyPart { status: UrbStatus::Ok, actual: 102, start_frame: 9, iso: packets.collect() };
         let head: Payload = reply.encode().to_vec().into();
         let found = UsbReply::read(&ask, &head, 102).unwrap();
-        let locations: Vec<_> =
+        let packets: Vec<_> =
             found.packets.iter().map(|packet| (packet.offset, packet.length, packet.status)).collect();
-        assert_eq!(locations, [(0, 100, 0), (100, 2, 0), (102, 0, 13)]);
+        assert_eq!(packets, [(0, 100, 0), (100, 2, 0), (102, 0, 13)]);
         assert_eq!((found.actual, found.start_frame, found.head(&ask)), (102, 9, head));
         let plain = UsbReply::read(&ask, &Payload::Empty, 5).unwrap();
         assert_eq!((plain.status, plain.actual), (OK, 5));

@@ -36,7 +36,7 @@ pub trait ModuleMaker: Send + Sync {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal>;
 
@@ -47,7 +47,7 @@ pub trait ModuleMaker: Send + Sync {
     fn answer(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         opening: &[u8],
         random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal>;
@@ -93,20 +93,20 @@ impl ModuleMaker for SimpleMaker {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
-        Ok(Box::new(PendingSimpleModule { make: self.make, settings: settings.clone(), context: location.clone() }))
+        Ok(Box::new(PendingSimpleModule { make: self.make, settings: settings.clone(), context: context.clone() }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         _opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        Ok(((self.make)(settings, location), Vec::new()))
+        Ok(((self.make)(settings, context), Vec::new()))
     }
 }
 

@@ -124,12 +124,12 @@ impl ModulePipeline {
 
     /// The names of its halves, in order; the last is next to the link.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.halves.iter().map(|location| location.name.as_str())
+        self.halves.iter().map(|slot| slot.name.as_str())
     }
 
     /// The words with which a failure of the half at `at` begins: its name, and its position if there are several.
     pub fn title(&self, at: usize) -> String {
-        let name = self.halves.get(at).map_or("?", |location| location.name.as_str());
+        let name = self.halves.get(at).map_or("?", |slot| slot.name.as_str());
         match self.halves.len() {
             0 | 1 => format!("module '{name}'"),
             count => format!("module '{name}' ({} of {count})", at + 1),
@@ -157,7 +157,7 @@ impl ModulePipeline {
 
     /// When [`ModulePipeline::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.halves.iter().filter_map(|location| location.half.poll_timeout()).min()
+        self.halves.iter().filter_map(|slot| slot.half.poll_timeout()).min()
     }
 
     /// When [`ModulePipeline::check_deadlines`] wants to be called: a half then has kept a message for as long as it
@@ -210,17 +210,17 @@ impl ModulePipeline {
 
     /// Memory of what the halves hold back, and of what is noted of it, bytes.
     pub fn held_bytes(&self) -> usize {
-        self.halves.iter().map(|location| location.half.held_bytes() + location.noted_bytes()).sum()
+        self.halves.iter().map(|slot| slot.half.held_bytes() + slot.noted_bytes()).sum()
     }
 
     /// Whether no half holds a message back.
     pub fn is_at_rest(&self) -> bool {
-        self.halves.iter().all(|location| location.half.is_at_rest())
+        self.halves.iter().all(|slot| slot.half.is_at_rest())
     }
 
     /// The states with which another process can continue, half by half, while at rest; `None` if it cannot.
     pub fn save(&self) -> Option<Vec<Vec<u8>>> {
-        self.halves.iter().map(|location| location.half.save()).collect()
+        self.halves.iter().map(|slot| slot.half.save()).collect()
     }
 
     /// Makes this new pipeline continue from saved states. Returns whether it can.

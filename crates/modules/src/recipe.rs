@@ -40,9 +40,9 @@ impl PipelineRecipe {
             return Err(ModuleRefusal::new(&one.name, ModuleMismatch::TooMany { max: PAIRS_MAX }));
         }
         let mut steps = Vec::new();
-        for wanted in specs {
-            let maker = catalogue.find(&wanted.name)?;
-            let settings = ModuleSettings::of(maker.manifest(), wanted, files)?;
+        for spec in specs {
+            let maker = catalogue.find(&spec.name)?;
+            let settings = ModuleSettings::of(maker.manifest(), spec, files)?;
             steps.push((Arc::clone(maker), settings));
         }
         Ok(Self { steps })
@@ -66,15 +66,15 @@ impl PipelineRecipe {
     /// Restores the importer's halves from saved states ([`ModulePipeline::save`]); `None` if that is impossible.
     pub fn restore(
         &self,
-        location: &ModuleContext,
+        context: &ModuleContext,
         states: &[Vec<u8>],
         random: RandomSource<'_>,
     ) -> Option<ModulePipeline> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
             // Made as if the other half answered again; what the two had agreed on is in the state.
-            let begun = maker.begin(settings, location, random).ok()?;
-            let there = ModuleContext { role: ModuleRole::Exporter, ..location.clone() };
+            let begun = maker.begin(settings, context, random).ok()?;
+            let there = ModuleContext { role: ModuleRole::Exporter, ..context.clone() };
             let (_, answer) = maker.answer(settings, &there, begun.opening(), random).ok()?;
             halves.push((maker.manifest().name.to_owned(), begun.finish(&answer).ok()?));
         }
@@ -86,11 +86,11 @@ impl PipelineRecipe {
     ///
     /// # Errors
     /// [`ModuleRefusal`]: a module does not serve such a device.
-    pub fn begin(&self, location: &ModuleContext, random: RandomSource<'_>) -> Result<PendingPipeline, ModuleRefusal> {
+    pub fn begin(&self, context: &ModuleContext, random: RandomSource<'_>) -> Result<PendingPipeline, ModuleRefusal> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
-            serves(&**maker, location)?;
-            halves.push((offer_of(&**maker, settings), maker.begin(settings, location, random)?));
+            serves(&**maker, context)?;
+            halves.push((offer_of(&**maker, settings), maker.begin(settings, context, random)?));
         }
         let halves = halves.into_iter().map(|(offer, begun)| {
             let opening = begun.opening().to_vec();
@@ -100,11 +100,11 @@ impl PipelineRecipe {
     }
 }
 
-fn serves(maker: &dyn ModuleMaker, location: &ModuleContext) -> Result<(), ModuleRefusal> {
+fn serves(maker: &dyn ModuleMaker, context: &ModuleContext) -> Result<(), ModuleRefusal> {
     let manifest = maker.manifest();
-    match manifest.classes.contains(&location.class) {
+    match manifest.classes.contains(&context.class) {
         true => Ok(()),
-        false => Err(ModuleRefusal::new(manifest.name, ModuleMismatch::Class(location.class.as_str()))),
+        false => Err(ModuleRefusal::new(manifest.name, ModuleMismatch::Class(context.class.as_str()))),
     }
 }
 
@@ -185,12 +185,12 @@ impl ModuleAllowance {
     pub fn allow(
         &mut self,
         catalogue: &ModuleCatalogue,
-        wanted: &ModuleSpec,
+        spec: &ModuleSpec,
         files: &mut dyn ModuleFiles,
     ) -> Result<(), ModuleRefusal> {
-        let maker = catalogue.find(&wanted.name)?;
-        let own = ModuleSettings::own(maker.manifest(), wanted, files)?;
-        self.entries.retain(|known| known.maker.manifest().name != wanted.name);
+        let maker = catalogue.find(&spec.name)?;
+        let own = ModuleSettings::own(maker.manifest(), spec, files)?;
+        self.entries.retain(|known| known.maker.manifest().name != spec.name);
         self.entries.push(AllowedModule { maker: Arc::clone(maker), own, is_named: true });
         Ok(())
     }
@@ -199,10 +199,10 @@ impl ModuleAllowance {
     ///
     /// # Errors
     /// [`ModuleRefusal`]: which one does not match, and why.
-    pub fn cost(&self, offers: &[ModuleOffer], location: &ModuleContext) -> Result<PipelineCost, ModuleRefusal> {
+    pub fn cost(&self, offers: &[ModuleOffer], context: &ModuleContext) -> Result<PipelineCost, ModuleRefusal> {
         let (mut bytes, mut processor_ns_per_byte) = (PIPELINE_BYTES, 0);
         let (mut largest, mut slowest) = ((0, ""), (0, ""));
-        for AcceptedModuleOffer { entry, settings } in self.steps(offers, location)? {
+        for AcceptedModuleOffer { entry, settings } in self.steps(offers, context)? {
             let name = entry.maker.manifest().name;
             let half = entry.maker.cost(&settings);
             bytes = bytes.saturating_add(half.state_bytes);
@@ -224,12 +224,12 @@ impl ModuleAllowance {
     pub fn answer(
         &self,
         offers: &[ModuleOffer],
-        location: &ModuleContext,
+        context: &ModuleContext,
         random: RandomSource<'_>,
     ) -> Result<(ModulePipeline, Vec<Vec<u8>>), ModuleRefusal> {
         let (mut halves, mut answers) = (Vec::new(), Vec::new());
-        for (offer, AcceptedModuleOffer { entry, settings }) in offers.iter().zip(self.steps(offers, location)?) {
-            let (half, answer) = entry.maker.answer(&settings, location, &offer.opening, random)?;
+        for (offer, AcceptedModuleOffer { entry, settings }) in offers.iter().zip(self.steps(offers, context)?) {
+            let (half, answer) = entry.maker.answer(&settings, context, &offer.opening, random)?;
             halves.push((offer.name.clone(), half));
             answers.push(answer);
         }
@@ -239,15 +239,15 @@ impl ModuleAllowance {
     fn steps(
         &self,
         offers: &[ModuleOffer],
-        location: &ModuleContext,
+        context: &ModuleContext,
     ) -> Result<Vec<AcceptedModuleOffer<'_>>, ModuleRefusal> {
         if let Some(one) = offers.get(PAIRS_MAX) {
             return Err(ModuleRefusal::new(&one.name, ModuleMismatch::TooMany { max: PAIRS_MAX }));
         }
-        offers.iter().map(|offer| self.step(offer, location)).collect()
+        offers.iter().map(|offer| self.step(offer, context)).collect()
     }
 
-    fn step(&self, offer: &ModuleOffer, location: &ModuleContext) -> Result<AcceptedModuleOffer<'_>, ModuleRefusal> {
+    fn step(&self, offer: &ModuleOffer, context: &ModuleContext) -> Result<AcceptedModuleOffer<'_>, ModuleRefusal> {
         let found = self.entries.iter().find(|entry| entry.maker.manifest().name == offer.name);
         let entry = found.ok_or_else(|| match self.known.contains(&offer.name) {
             true => ModuleRefusal::new(&offer.name, ModuleMismatch::NotAllowed),
@@ -257,7 +257,7 @@ impl ModuleAllowance {
         if here != offer.version {
             return Err(ModuleRefusal::new(&offer.name, ModuleMismatch::Version { here, there: offer.version }));
         }
-        serves(&*entry.maker, location)?;
+        serves(&*entry.maker, context)?;
         let settings = ModuleSettings::joined(entry.maker.manifest(), &offer.parameters, &entry.own)?;
         Ok(AcceptedModuleOffer { entry, settings })
     }

@@ -74,10 +74,10 @@ impl ModuleSettings {
     /// [`ModuleRefusal`]: an unknown or missing parameter, or an invalid value.
     pub fn of(
         manifest: &ModuleManifest,
-        wanted: &ModuleSpec,
+        spec: &ModuleSpec,
         files: &mut dyn ModuleFiles,
     ) -> Result<Self, ModuleRefusal> {
-        Self::understand(manifest, &wanted.parameters, files, |_| true)
+        Self::understand(manifest, &spec.parameters, files, |_| true)
     }
 
     /// Joins the other end's settings (`name=value`, separated by commas) with those of this host, which
@@ -100,10 +100,10 @@ impl ModuleSettings {
     /// [`ModuleRefusal`].
     pub fn own(
         manifest: &ModuleManifest,
-        wanted: &ModuleSpec,
+        spec: &ModuleSpec,
         files: &mut dyn ModuleFiles,
     ) -> Result<Self, ModuleRefusal> {
-        Self::understand(manifest, &wanted.parameters, files, |parameter| parameter.is_own)
+        Self::understand(manifest, &spec.parameters, files, |parameter| parameter.is_own)
     }
 
     fn understand(

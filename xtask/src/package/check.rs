@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn guest_passes_only_with_its_last_line_and_a_confined_unit_that_is_not_exposed() {
-        let printed = |exposure: &str, exit: &str| {
+        let judged = |exposure: &str, exit: &str| {
             let exposure = format!("→ Overall exposure level for farbus-confined.service: {exposure} OK");
             judge(&["from dpkg to a mounted disk: 5 s", &exposure, exit])
         };
-        assert_eq!(printed("1.7", "exit 0"), Ok(()));
-        assert!(printed("1.7", "exit 1").unwrap_err().contains("exit 1"));
-        assert!(printed("3.1", "exit 0").unwrap_err().contains("3.1"));
+        assert_eq!(judged("1.7", "exit 0"), Ok(()));
+        assert!(judged("1.7", "exit 1").unwrap_err().contains("exit 1"));
+        assert!(judged("3.1", "exit 0").unwrap_err().contains("3.1"));
         assert!(judge(&["exit 0"]).unwrap_err().contains("no exposure"));
         assert!(judge(&[]).is_err());
     }

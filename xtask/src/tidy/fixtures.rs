@@ -101,7 +101,7 @@ Desk = "Supervisor"
 
 [type_names]
 definitions_max = 2
-one_word_percent_max = 60
+one_word_percent_max = 100
 
 [type_names.excused]
 "#;

@@ -186,7 +186,7 @@ fn kind(schema: &Value) -> String {
         return union.iter().map(kind).collect::<Vec<_>>().join(" or ");
     }
     let or_null = list(&schema["type"]).iter().any(|kind| kind == "null");
-    let message = match word_of(schema) {
+    let words = match word_of(schema) {
         "string" => "text".to_owned(),
         "integer" | "number" => "number".to_owned(),
         "boolean" => "true or false".to_owned(),
@@ -195,7 +195,7 @@ fn kind(schema: &Value) -> String {
         "object" => format!("{} by name", several(&schema["additionalProperties"])),
         _ => "any value".to_owned(),
     };
-    if or_null { format!("{message} or null") } else { message }
+    if or_null { format!("{words} or null") } else { words }
 }
 
 /// What several values are.

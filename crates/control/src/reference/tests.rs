@@ -108,10 +108,10 @@ fn page_with_an_unknown_type_or_without_an_end_is_refused() {
 fn every_question_says_who_answers_it() {
     let document = document();
     for question in document[DEFINITIONS]["Question"]["oneOf"].as_array().unwrap() {
-        let printed = question["description"].as_str().unwrap();
-        let (who, _) = printed.split_once(": ").unwrap_or_default();
+        let description = question["description"].as_str().unwrap();
+        let (who, _) = description.split_once(": ").unwrap_or_default();
         let is_known = |who: &str| PROCESSES.contains(&who.to_lowercase().as_str());
-        assert!(who.split(", ").all(is_known), "{printed}: begin with processes and a colon, of {PROCESSES:?}");
+        assert!(who.split(", ").all(is_known), "{description}: begin with processes and a colon, of {PROCESSES:?}");
     }
 }
 
@@ -207,8 +207,8 @@ fn every_kind_of_event_is_in_the_schema_under_its_word() {
 
 /// Values that a schema describes, each alternative once: with everything that they may have, or with the least.
 fn samples(document: &Value, schema: &Value, name: &str, is_full: bool) -> Vec<Value> {
-    if let Some(printed) = schema.get("const") {
-        return vec![printed.clone()];
+    if let Some(constant) = schema.get("const") {
+        return vec![constant.clone()];
     }
     if let Some(at) = schema["$ref"].as_str() {
         return samples(document, document.pointer(&at[1..]).unwrap(), name, is_full);
@@ -270,7 +270,7 @@ fn describes(document: &Value, schema: &Value, value: &Value, is_whole: bool) ->
         let whys: Vec<String> = all.iter().filter_map(|schema| fits(schema, value).err()).collect();
         return if whys.len() < all.len() { Ok(()) } else { Err(format!("none fits: {whys:?}")) };
     }
-    if schema.get("const").is_some_and(|printed| printed != value) {
+    if schema.get("const").is_some_and(|constant| constant != value) {
         return Err(format!("{value} is not {}", schema["const"]));
     }
     let one = std::slice::from_ref(&schema["type"]);
@@ -300,8 +300,9 @@ fn describes(document: &Value, schema: &Value, value: &Value, is_whole: bool) ->
         fields.get(name).ok_or_else(|| format!("'{name}' is missing"))?;
     }
     for (name, value) in fields {
-        let known =
-            schema["properties"].get(name).or(schema.get("additionalProperties").filter(|printed| printed.is_object()));
+        let known = schema["properties"]
+            .get(name)
+            .or(schema.get("additionalProperties").filter(|additional| additional.is_object()));
         let known = known.ok_or_else(|| format!("'{name}' is not described"))?;
         fits(known, value).map_err(|why| format!("{name}: {why}"))?;
     }

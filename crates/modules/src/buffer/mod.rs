@@ -124,7 +124,7 @@ mod tests {
         let (span, kept) = (Duration::from_millis(5), Vec::new());
         let mut buffer = MessageBuffer { span, bytes_max: 100, messages_max: 4, kept, kept_bytes: 0, due: None };
         let mut now = Instant::ZERO + Duration::from_secs(1);
-        let printed = |buffer: &mut MessageBuffer, now: Instant, sizes: &[usize]| {
+        let passed = |buffer: &mut MessageBuffer, now: Instant, sizes: &[usize]| {
             let mut out = ModuleOutput::default();
             for &size in sizes {
                 let message = ModuleMessage {
@@ -138,12 +138,12 @@ mod tests {
             buffer.handle_timeout(now, &mut out);
             std::iter::from_fn(|| out.pop()).map(|(_, message)| message.len()).collect::<Vec<_>>()
         };
-        assert_eq!(printed(&mut buffer, now, &[1, 2, 3]), [0; 0]);
+        assert_eq!(passed(&mut buffer, now, &[1, 2, 3]), [0; 0]);
         assert_eq!((buffer.poll_timeout(), buffer.is_at_rest()), (Some(now + span), false));
         now = now + span;
-        assert_eq!(printed(&mut buffer, now, &[]), [1, 2, 3], "long enough");
-        assert_eq!(printed(&mut buffer, now, &[1, 2, 3, 4]), [1, 2, 3, 4], "so many messages");
-        assert_eq!(printed(&mut buffer, now, &[60, 60, 1]), [60, 60], "so many bytes; the third is kept");
+        assert_eq!(passed(&mut buffer, now, &[]), [1, 2, 3], "long enough");
+        assert_eq!(passed(&mut buffer, now, &[1, 2, 3, 4]), [1, 2, 3, 4], "so many messages");
+        assert_eq!(passed(&mut buffer, now, &[60, 60, 1]), [60, 60], "so many bytes; the third is kept");
         assert_eq!(buffer.poll_timeout(), Some(now + span));
     }
 }

@@ -302,9 +302,9 @@ mod tests {
     use crate::settings::ModuleSettings;
     use farbus_model::module::ModuleRole;
 
-    fn half(wanted: &str) -> Box<dyn Module> {
+    fn half(spec: &str) -> Box<dyn Module> {
         let mut no_file = |_: &str| Err(String::new());
-        let settings = ModuleSettings::of(&MANIFEST, &wanted.parse().unwrap(), &mut no_file).unwrap();
+        let settings = ModuleSettings::of(&MANIFEST, &spec.parse().unwrap(), &mut no_file).unwrap();
         let context =
             ModuleContext { role: ModuleRole::Importer, class: ModuleDeviceClass::Block, failed: Payload::Empty };
         let begun = BUNDLE.begin(&settings, &context, &mut |_| ()).unwrap();
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    fn printed(out: &mut ModuleOutput) -> Vec<(ModuleNeighbor, ModuleMessage)> {
+    fn drained(out: &mut ModuleOutput) -> Vec<(ModuleNeighbor, ModuleMessage)> {
         assert_eq!(out.failure(), None);
         std::iter::from_fn(|| out.pop()).collect()
     }
@@ -334,7 +334,7 @@ mod tests {
         }
         assert_eq!(here.poll_timeout(), Some(now + Duration::from_millis(1)));
         here.handle_timeout(now + Duration::from_millis(1), &mut out);
-        let travelling = printed(&mut out);
+        let travelling = drained(&mut out);
         assert_eq!(
             travelling.iter().map(|(side, _)| *side).collect::<Vec<_>>(),
             [ModuleNeighbor::Peer, ModuleNeighbor::Below, ModuleNeighbor::Peer]
@@ -347,7 +347,7 @@ mod tests {
             there.handle(now, side, message, &mut out);
         }
         let arrived: Vec<_> =
-            printed(&mut out).into_iter().map(|(side, message)| (side, message.id, message.payload.len())).collect();
+            drained(&mut out).into_iter().map(|(side, message)| (side, message.id, message.payload.len())).collect();
         let expected = [(1, 10), (2, 20), (3, 5000), (4, 30), (5, 0), (6, 7)];
         assert_eq!(arrived, expected.map(|(id, bytes)| (ModuleNeighbor::Above, id, bytes)));
         assert!(there.is_at_rest());
@@ -358,7 +358,7 @@ mod tests {
         let (mut here, mut out) = (half("bundle:time=1ms,bytes=200"), ModuleOutput::default());
         here.handle(Instant::ZERO, ModuleNeighbor::Above, message(1, 10), &mut out);
         here.handle_timeout(Instant::ZERO + Duration::from_millis(1), &mut out);
-        let sides = |out: &mut ModuleOutput| printed(out).iter().map(|(side, _)| *side).collect::<Vec<_>>();
+        let sides = |out: &mut ModuleOutput| drained(out).iter().map(|(side, _)| *side).collect::<Vec<_>>();
         assert_eq!(sides(&mut out), [ModuleNeighbor::Below]);
         (0..3).for_each(|id| here.handle(Instant::ZERO, ModuleNeighbor::Above, message(id, 80), &mut out));
         assert_eq!((sides(&mut out), here.is_at_rest()), (vec![ModuleNeighbor::Peer], true));

@@ -146,7 +146,7 @@ pub enum RecordedRequest {
 impl RecordedRequest {
     /// Memory that it takes in a table, bytes.
     pub fn memory_bytes(&self) -> usize {
-        let packets = if let RecordedRequest::Usb(wanted) = self { wanted.packets.capacity() } else { 0 };
+        let packets = if let RecordedRequest::Usb(request) = self { request.packets.capacity() } else { 0 };
         2 * size_of::<Self>() + packets * size_of::<IsoPacketHead>()
     }
 }
@@ -254,7 +254,7 @@ impl ParsedRecording {
 
     fn usb_asked(&self, id: u64) -> Option<UsbRequest> {
         match &self.exchanges[*self.open.get(&id)?].request {
-            RecordedRequest::Usb(wanted) => Some(wanted.clone()),
+            RecordedRequest::Usb(request) => Some(request.clone()),
             RecordedRequest::Block(_) => None,
         }
     }

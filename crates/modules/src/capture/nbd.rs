@@ -25,13 +25,13 @@ const HEADS_BYTES: usize = 40;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A request's head; what is written follows.
-pub fn request(id: u64, wanted: &BlockRequestHead) -> Vec<u8> {
+pub fn request(id: u64, head: &BlockRequestHead) -> Vec<u8> {
     let mut bytes = REQUEST.to_be_bytes().to_vec();
-    bytes.extend((if wanted.flags & 1 != 0 { FUA } else { 0 }).to_be_bytes());
-    bytes.extend(COMMANDS[usize::from(wanted.op.min(4))].to_be_bytes());
+    bytes.extend((if head.flags & 1 != 0 { FUA } else { 0 }).to_be_bytes());
+    bytes.extend(COMMANDS[usize::from(head.op.min(4))].to_be_bytes());
     bytes.extend(id.to_be_bytes());
-    bytes.extend(wanted.offset.to_be_bytes());
-    bytes.extend(wanted.length.to_be_bytes());
+    bytes.extend(head.offset.to_be_bytes());
+    bytes.extend(head.length.to_be_bytes());
     bytes
 }
 

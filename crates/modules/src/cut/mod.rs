@@ -13,8 +13,8 @@ use crate::maker::SimpleMaker;
 pub const CUT: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, location| {
-        Box::new(AttachmentCutter { left: settings.number("after"), cuts: location.role == ModuleRole::Importer })
+    make: |settings, context| {
+        Box::new(AttachmentCutter { left: settings.number("after"), cuts: context.role == ModuleRole::Importer })
     },
 };
 

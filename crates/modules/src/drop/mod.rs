@@ -14,12 +14,12 @@ use crate::maker::SimpleMaker;
 pub const DROP: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, location| {
+    make: |settings, context| {
         Box::new(RequestDropper {
             one_in: settings.number("one-in"),
             dice: ModuleRng::new(settings.number("seed")),
-            failed: location.failed.clone(),
-            drops: location.role == ModuleRole::Importer,
+            failed: context.failed.clone(),
+            drops: context.role == ModuleRole::Importer,
         })
     },
 };

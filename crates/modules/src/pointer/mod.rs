@@ -19,8 +19,8 @@ use crate::null::NULL;
 pub const POINTER: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, location| match location.role {
-        ModuleRole::Importer => (NULL.make)(settings, location),
+    make: |settings, context| match context.role {
+        ModuleRole::Importer => (NULL.make)(settings, context),
         ModuleRole::Exporter => Box::new(PointerReportMerger {
             endpoint: 0x80 | settings.number("endpoint") as u8,
             span: settings.span("time"),
@@ -271,9 +271,9 @@ mod tests {
     }
 
     impl World {
-        fn new(wanted: &str, depth: u64) -> Self {
+        fn new(spec: &str, depth: u64) -> Self {
             let mut no_file = |_: &str| Err(String::new());
-            let settings = ModuleSettings::of(&MANIFEST, &wanted.parse().unwrap(), &mut no_file).unwrap();
+            let settings = ModuleSettings::of(&MANIFEST, &spec.parse().unwrap(), &mut no_file).unwrap();
             let context =
                 ModuleContext { role: ModuleRole::Exporter, class: ModuleDeviceClass::Usb, failed: Payload::Empty };
             let (half, _) = POINTER.answer(&settings, &context, &[], &mut |_| ()).unwrap();
@@ -350,10 +350,10 @@ mod tests {
 
     #[test]
     fn motion_is_preserved_exactly_buttons_are_told_at_once_and_reports_are_rare() {
-        for (seed, (wanted, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
+        for (seed, (spec, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
             for depth in [1, 2, 5] {
                 let mut dice = ModuleRng::new(seed as u64);
-                let mut world = World::new(wanted, depth);
+                let mut world = World::new(spec, depth);
                 let (mut moved, mut buttons, mut changes, mut reports) = ([0; 3], 0u8, 0, 0);
                 for _ in 0..3000 {
                     if dice.below(40) == 0 {
@@ -380,7 +380,7 @@ mod tests {
                 world.wait(Duration::from_secs(1));
                 let heard = world.heard.iter().map(|(_, report)| motion(report, *bits));
                 let heard = heard.fold([0; 3], |sum, motion| std::array::from_fn(|at| sum[at] + motion[at]));
-                assert_eq!(heard, moved, "{wanted}, {depth} requests");
+                assert_eq!(heard, moved, "{spec}, {depth} requests");
                 if depth > 1 && *bits == 16 {
                     assert!(world.heard.len() < reports / 3 + 2 * changes, "{} of {reports}", world.heard.len());
                 }

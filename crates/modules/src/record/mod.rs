@@ -19,8 +19,8 @@ use crate::maker::SimpleMaker;
 pub const RECORD: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, location| match settings.sink("file") {
-        Some(sink) => Box::new(TrafficRecorder::new(sink, location.class, settings.number("limit") << 20)),
+    make: |settings, context| match settings.sink("file") {
+        Some(sink) => Box::new(TrafficRecorder::new(sink, context.class, settings.number("limit") << 20)),
         None => Box::new(RecordPassThrough),
     },
 };
@@ -104,23 +104,23 @@ impl TrafficRecorder {
                 self.next_number += 1;
                 let recorded_request = match self.class {
                     ModuleDeviceClass::Usb => {
-                        UsbRequest::read(&message.head).filter(|wanted| !wanted.is_reset()).map(RecordedRequest::Usb)
+                        UsbRequest::read(&message.head).filter(|request| !request.is_reset()).map(RecordedRequest::Usb)
                     }
                     ModuleDeviceClass::Block => BlockRequestHead::read(&message.head).map(RecordedRequest::Block),
                     ModuleDeviceClass::Stream | ModuleDeviceClass::Private => None,
                 };
                 match &recorded_request {
-                    Some(RecordedRequest::Usb(wanted)) => {
+                    Some(RecordedRequest::Usb(request)) => {
                         let captured = message.payload.len().min(DATA_BYTES_MAX);
                         self.packets(
                             OWN,
                             unix_ns,
-                            &usbmon::requested(number, wanted, unix_ns, captured),
+                            &usbmon::requested(number, request, unix_ns, captured),
                             &message.payload,
                         );
                     }
-                    Some(RecordedRequest::Block(wanted)) => {
-                        self.segments(unix_ns, false, nbd::request(number, wanted), &message.payload);
+                    Some(RecordedRequest::Block(request)) => {
+                        self.segments(unix_ns, false, nbd::request(number, request), &message.payload);
                     }
                     None => self.plain(unix_ns, message),
                 }

@@ -64,18 +64,18 @@ const FILE_COPIES: usize = 5;
 /// Makes a half, and its opening or answer: whether it is the one that replays.
 fn half(
     settings: &ModuleSettings,
-    location: &ModuleContext,
+    context: &ModuleContext,
 ) -> Result<(Option<RecordingReplayer>, Vec<u8>), ModuleRefusal> {
     let file = settings.file("file");
     if file.is_empty() {
         return Ok((None, vec![0]));
     }
     let wrong = |what| ModuleRefusal::new(MANIFEST.name, ModuleMismatch::Parameter(format!("its file: {what}")));
-    let tale = ParsedRecording::read(file).map_err(wrong)?;
-    if tale.exchanges.is_empty() {
+    let recording = ParsedRecording::read(file).map_err(wrong)?;
+    if recording.exchanges.is_empty() {
         return Err(wrong("it tells of no request to a device of this class".to_owned()));
     }
-    Ok((Some(RecordingReplayer::new(tale, settings, location)), vec![TELLS]))
+    Ok((Some(RecordingReplayer::new(recording, settings, context)), vec![TELLS]))
 }
 
 /// Checks that exactly one of the two halves replays.
@@ -102,21 +102,21 @@ impl ModuleMaker for ReplayMaker {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
-        let (_, opening) = half(settings, location)?;
-        Ok(Box::new(PendingReplay { settings: settings.clone(), context: location.clone(), opening }))
+        let (_, opening) = half(settings, context)?;
+        Ok(Box::new(PendingReplay { settings: settings.clone(), context: context.clone(), opening }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        let (half, answer) = half(settings, location)?;
+        let (half, answer) = half(settings, context)?;
         Ok((fit(half, opening)?, answer))
     }
 }
@@ -182,21 +182,21 @@ impl UnansweredReplayRequest {
 }
 
 impl RecordingReplayer {
-    fn new(tale: ParsedRecording, settings: &ModuleSettings, location: &ModuleContext) -> Self {
+    fn new(recording: ParsedRecording, settings: &ModuleSettings, context: &ModuleContext) -> Self {
         let mut half = Self {
-            exchanges: tale.exchanges,
+            exchanges: recording.exchanges,
             in_order: BTreeMap::new(),
             by_question: BTreeMap::new(),
             is_paced: settings.is("pace", "recorded"),
             stalls: settings.is("otherwise", "stall"),
-            asker: if location.role == ModuleRole::Importer { ModuleNeighbor::Above } else { ModuleNeighbor::Below },
-            class: location.class,
-            failed: location.failed.clone(),
+            asker: if context.role == ModuleRole::Importer { ModuleNeighbor::Above } else { ModuleNeighbor::Below },
+            class: context.class,
+            failed: context.failed.clone(),
             waiting: Vec::new(),
             waiting_bytes: 0,
         };
-        for (at, reported) in half.exchanges.iter().enumerate() {
-            match question(&reported.request, &reported.sent) {
+        for (at, exchange) in half.exchanges.iter().enumerate() {
+            match question(&exchange.request, &exchange.sent) {
                 ReplayMatchKey::Endpoint(endpoint) => half.in_order.entry(endpoint).or_default().push_back(at),
                 ReplayMatchKey::Words(words) => half.by_question.entry(words).or_default().push_back(at),
             }
@@ -221,8 +221,8 @@ impl RecordingReplayer {
                 "it is asked in words that it does not know: put it before other modules",
             );
         };
-        if let RecordedRequest::Usb(wanted) = &recorded_request
-            && wanted.is_reset()
+        if let RecordedRequest::Usb(usb_request) = &recorded_request
+            && usb_request.is_reset()
         {
             return self.say(ModuleMessageKind::Completion, id, Payload::Empty, Payload::Empty, out);
         }
@@ -252,14 +252,14 @@ impl RecordingReplayer {
                 }
             }
         };
-        let Some(reported) = found.map(|position| &self.exchanges[position]) else {
+        let Some(exchange) = found.map(|position| &self.exchanges[position]) else {
             return self.mismatch(id, &recorded_request, out);
         };
         let cancelled = usb_outcome(CANCELLED);
         let answer =
-            reported.answer.as_ref().filter(|(head, ..)| self.class != ModuleDeviceClass::Usb || *head != cancelled);
+            exchange.answer.as_ref().filter(|(head, ..)| self.class != ModuleDeviceClass::Usb || *head != cancelled);
         let answer = answer.map(|(head, data, ns)| {
-            let took = if self.is_paced { ns.saturating_sub(reported.asked_ns) } else { 0 };
+            let took = if self.is_paced { ns.saturating_sub(exchange.asked_ns) } else { 0 };
             let before = self.waiting.iter().rev().find(|waiting| waiting.endpoint == endpoint && endpoint != 0);
             let before = before.and_then(|waiting| waiting.answer.as_ref().map(|(due, ..)| *due));
             let due = (now + Duration::from_nanos(took)).max(before.unwrap_or_default());
@@ -274,12 +274,12 @@ impl RecordingReplayer {
         self.waiting.push(waiting);
     }
 
-    fn mismatch(&self, id: u64, wanted: &RecordedRequest, out: &mut ModuleOutput) {
+    fn mismatch(&self, id: u64, request: &RecordedRequest, out: &mut ModuleOutput) {
         if self.stalls {
             let head = if self.class == ModuleDeviceClass::Usb { usb_outcome(STALL) } else { self.failed.clone() };
             return self.say(ModuleMessageKind::Completion, id, head, Payload::Empty, out);
         }
-        let what = match wanted {
+        let what = match request {
             RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => {
                 format!("a control transfer, {setup:02x?}")
             }
@@ -320,29 +320,29 @@ enum ReplayMatchKey {
     Words(Vec<u8>),
 }
 
-fn question(wanted: &RecordedRequest, sent: &[u8]) -> ReplayMatchKey {
-    let mut words = match wanted {
+fn question(request: &RecordedRequest, sent: &[u8]) -> ReplayMatchKey {
+    let mut words = match request {
         RecordedRequest::Usb(UsbRequest { kind: CONTROL, setup, .. }) => setup.to_vec(),
         RecordedRequest::Usb(UsbRequest { endpoint, .. }) => return ReplayMatchKey::Endpoint(*endpoint),
-        RecordedRequest::Block(wanted) => wanted.head().into_vec(),
+        RecordedRequest::Block(block_request) => block_request.head().into_vec(),
     };
     words.extend_from_slice(sent);
     ReplayMatchKey::Words(words)
 }
 
 /// Whether a recorded request of a data endpoint matches this one.
-fn fits(reported: &RecordedExchange, wanted: &RecordedRequest, sent: &[u8]) -> bool {
-    let (RecordedRequest::Usb(then), RecordedRequest::Usb(now)) = (&reported.request, wanted) else { return false };
+fn fits(exchange: &RecordedExchange, request: &RecordedRequest, sent: &[u8]) -> bool {
+    let (RecordedRequest::Usb(then), RecordedRequest::Usb(now)) = (&exchange.request, request) else { return false };
     let (head, data) =
-        reported.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
+        exchange.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
     let Some(reply) = UsbReply::read(then, head, data.len()) else { return false };
     let has_room = |(at, packet): (usize, &crate::heads::IsoPacketHead)| {
-        now.packets.get(at).is_some_and(|wanted| packet.length <= wanted.length)
+        now.packets.get(at).is_some_and(|asked_packet| packet.length <= asked_packet.length)
     };
     then.kind == now.kind
         && then.packets.len() == now.packets.len()
         && reply.packets.iter().enumerate().all(has_room)
-        && if now.is_in() { data.len() <= now.length as usize } else { reported.sent == sent }
+        && if now.is_in() { data.len() <= now.length as usize } else { exchange.sent == sent }
 }
 
 impl Module for RecordingReplayer {

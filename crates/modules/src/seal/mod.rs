@@ -288,7 +288,7 @@ impl AntiReplayWindow {
             self.set(number, false);
             self.next = number + 1;
         }
-        let (at, bit) = location(number);
+        let (at, bit) = bit_position(number);
         if self.bits[at] & bit != 0 {
             return ControlFlow::Break(());
         }
@@ -297,12 +297,12 @@ impl AntiReplayWindow {
     }
 
     fn set(&mut self, number: u64, is_seen: bool) {
-        let (at, bit) = location(number);
+        let (at, bit) = bit_position(number);
         if is_seen { self.bits[at] |= bit } else { self.bits[at] &= !bit }
     }
 }
 
-fn location(number: u64) -> (usize, u64) {
+fn bit_position(number: u64) -> (usize, u64) {
     ((number % SEEN_MAX / 64) as usize, 1 << (number % 64))
 }
 

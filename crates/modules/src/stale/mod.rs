@@ -13,7 +13,7 @@ use crate::maker::SimpleMaker;
 pub const STALE: SimpleMaker = SimpleMaker {
     manifest: &MANIFEST,
     cost: |_| ModuleCost::SMALL,
-    make: |settings, location| match location.role {
+    make: |settings, context| match context.role {
         ModuleRole::Importer => Box::new(FrameArrivalReporter),
         ModuleRole::Exporter => {
             Box::new(StaleFrameFilter { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None })

@@ -32,11 +32,11 @@ const TEST_BYTES: usize = 700 << 10;
 const CASE: &str = "FARBUS_MODULE_MEASURED";
 
 /// Two pipelines whose halves belong together, and what one of them declares; `None` if they do not fit each other.
-fn agreed(wanted: &str, class: ModuleDeviceClass) -> Option<(ModulePipeline, ModulePipeline, usize)> {
+fn agreed(spec: &str, class: ModuleDeviceClass) -> Option<(ModulePipeline, ModulePipeline, usize)> {
     let catalogue = ModuleCatalogue::builtin();
-    let specs = vec![wanted.parse::<ModuleSpec>().unwrap(); HALVES];
+    let specs = vec![spec.parse::<ModuleSpec>().unwrap(); HALVES];
     let mut read = |_: &str| Ok(vec![5; 32]);
-    let location = |role| ModuleContext { role, class, failed: vec![0xff].into() };
+    let context = |role| ModuleContext { role, class, failed: vec![0xff].into() };
     let mut keyed = specs;
     for spec in keyed.iter_mut().filter(|spec| spec.name == "seal") {
         spec.parameters = vec![("key-file".to_owned(), "k".to_owned())];
@@ -44,11 +44,11 @@ fn agreed(wanted: &str, class: ModuleDeviceClass) -> Option<(ModulePipeline, Mod
     let recipe = PipelineRecipe::new(&catalogue, &keyed, &mut read).unwrap();
     let mut allowance = ModuleAllowance::usual(&catalogue);
     allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut read).unwrap();
-    let begun = recipe.begin(&location(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+    let begun = recipe.begin(&context(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
     let offers: Vec<_> = begun.offers().cloned().collect();
-    let cost = allowance.cost(&offers, &location(ModuleRole::Exporter)).unwrap();
+    let cost = allowance.cost(&offers, &context(ModuleRole::Exporter)).unwrap();
     let (exporter, answers) =
-        allowance.answer(&offers, &location(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).ok()?;
+        allowance.answer(&offers, &context(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).ok()?;
     Some((begun.finish(&answers).unwrap(), exporter, cost.bytes))
 }
 
@@ -99,10 +99,10 @@ fn memory() -> usize {
     pages * 4096
 }
 
-fn used(wanted: &str, class: ModuleDeviceClass) -> Option<(usize, usize)> {
+fn used(spec: &str, class: ModuleDeviceClass) -> Option<(usize, usize)> {
     let (mut allowed, mut pairs) = (0, Vec::new());
     for _ in 0..PAIRS {
-        let (importer, exporter, declared) = agreed(wanted, class)?;
+        let (importer, exporter, declared) = agreed(spec, class)?;
         allowed += 2 * declared;
         pairs.push((importer, exporter));
     }
@@ -138,8 +138,8 @@ fn used(wanted: &str, class: ModuleDeviceClass) -> Option<(usize, usize)> {
 /// What a child process does: it measures the module that its environment names.
 #[test]
 fn one_module_takes_no_more_than_it_declares() {
-    let Ok(wanted) = std::env::var(CASE) else { return };
-    let name = wanted.split(':').next().unwrap();
+    let Ok(spec) = std::env::var(CASE) else { return };
+    let name = spec.split(':').next().unwrap();
     let catalogue = ModuleCatalogue::builtin();
     let classes = catalogue.find(name).unwrap().manifest().classes;
     drop(Payload::from(data(1, 2 << 20)));
@@ -147,25 +147,25 @@ fn one_module_takes_no_more_than_it_declares() {
     let mut most = None;
     let last = classes.iter().copied().rfind(|class| *class != ModuleDeviceClass::Private);
     for class in classes.iter().copied().take(1).chain(last) {
-        let Some((taken, allowed)) = used(&wanted, class) else {
-            println!("{wanted}: its halves fit none without a file of their own");
+        let Some((taken, allowed)) = used(&spec, class) else {
+            println!("{spec}: its halves fit none without a file of their own");
             continue;
         };
         let grown = taken.saturating_sub(base);
-        println!("{wanted} for {}: {grown} bytes, {allowed} declared and held", class.as_str());
-        assert!(grown <= allowed / 5 * 6 + TEST_BYTES, "{wanted}: {grown} bytes, and {allowed} are declared or held");
+        println!("{spec} for {}: {grown} bytes, {allowed} declared and held", class.as_str());
+        assert!(grown <= allowed / 5 * 6 + TEST_BYTES, "{spec}: {grown} bytes, and {allowed} are declared or held");
         most = most.max(Some(grown));
     }
-    assert!(most.is_some() || name == "replay", "{wanted} was measured");
+    assert!(most.is_some() || name == "replay", "{spec} was measured");
 }
 
 #[test]
 fn eight_halves_of_each_module_take_no_more_than_they_declare() {
     let all = all_asked();
     assert!(all.len() >= 30, "{all:?}");
-    for wanted in all {
+    for spec in all {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "one_module_takes_no_more_than_it_declares", "--nocapture"]).env(CASE, &wanted);
+        child.args(["--exact", "one_module_takes_no_more_than_it_declares", "--nocapture"]).env(CASE, &spec);
         // What is given back leaves the process at once, so that what it has is what is in use.
         child.env("MALLOC_ARENA_MAX", "1").env("MALLOC_TRIM_THRESHOLD_", "0").env("MALLOC_MMAP_THRESHOLD_", "65536");
         let ended = child.output().unwrap();
@@ -174,7 +174,7 @@ fn eight_halves_of_each_module_take_no_more_than_they_declare() {
         println!("{}", lines.join("\n"));
         assert!(
             ended.status.success() && !lines.is_empty(),
-            "{wanted}: {printed}{}",
+            "{spec}: {printed}{}",
             String::from_utf8_lossy(&ended.stderr)
         );
     }
@@ -184,16 +184,16 @@ fn eight_halves_of_each_module_take_no_more_than_they_declare() {
 fn pipeline_that_takes_more_processor_time_than_an_importer_may_needs_the_owners_word() {
     let catalogue = ModuleCatalogue::builtin();
     let mut allowance = ModuleAllowance::usual(&catalogue);
-    let location = |role| ModuleContext { role, class: ModuleDeviceClass::Block, failed: Payload::Empty };
-    let cost = |allowance: &ModuleAllowance, wanted: &str, count: usize| {
-        let specs = vec![wanted.parse::<ModuleSpec>().unwrap(); count];
+    let context = |role| ModuleContext { role, class: ModuleDeviceClass::Block, failed: Payload::Empty };
+    let cost = |allowance: &ModuleAllowance, spec: &str, count: usize| {
+        let specs = vec![spec.parse::<ModuleSpec>().unwrap(); count];
         let recipe = PipelineRecipe::new(&catalogue, &specs, &mut |_: &str| Err(String::new())).unwrap();
-        let begun = recipe.begin(&location(ModuleRole::Importer), &mut |_| ()).unwrap();
+        let begun = recipe.begin(&context(ModuleRole::Importer), &mut |_| ()).unwrap();
         let offers: Vec<_> = begun.offers().cloned().collect();
-        allowance.cost(&offers, &location(ModuleRole::Exporter)).unwrap().check_processor()
+        allowance.cost(&offers, &context(ModuleRole::Exporter)).unwrap().check_processor()
     };
-    for (wanted, count) in [("zstd", 8), ("zstd:level=19", 1), ("zstd:level=12", 8), ("lz4", 8), ("delay:time=1s", 8)] {
-        assert_eq!(cost(&allowance, wanted, count), Ok(()), "{count} of {wanted}");
+    for (spec, count) in [("zstd", 8), ("zstd:level=19", 1), ("zstd:level=12", 8), ("lz4", 8), ("delay:time=1s", 8)] {
+        assert_eq!(cost(&allowance, spec, count), Ok(()), "{count} of {spec}");
     }
     let refusal = cost(&allowance, "zstd:level=19", 8).unwrap_err();
     assert!(matches!(refusal.mismatch, ModuleMismatch::Processor { ns_per_byte: 4000, .. }), "{refusal:?}");

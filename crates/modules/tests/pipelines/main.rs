@@ -31,22 +31,22 @@ const HARMLESS: [&str; 13] = [
     "pause",
 ];
 
-fn location(role: ModuleRole) -> ModuleContext {
+fn context(role: ModuleRole) -> ModuleContext {
     ModuleContext { role, class: ModuleDeviceClass::Block, failed: vec![0xff].into() }
 }
 
 /// Two pipelines whose halves belong together.
-fn agreed(wanted: &[&str]) -> (ModulePipeline, ModulePipeline) {
+fn agreed(modules: &[&str]) -> (ModulePipeline, ModulePipeline) {
     let catalogue = ModuleCatalogue::builtin();
-    let specs: Vec<ModuleSpec> = wanted.iter().map(|text| text.parse().unwrap()).collect();
+    let specs: Vec<ModuleSpec> = modules.iter().map(|text| text.parse().unwrap()).collect();
     let mut read = |_: &str| Ok(vec![5; 32]);
     let recipe = PipelineRecipe::new(&catalogue, &specs, &mut read).unwrap();
     let mut allowance = ModuleAllowance::usual(&catalogue);
     allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut read).unwrap();
-    let begun = recipe.begin(&location(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+    let begun = recipe.begin(&context(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
     let offers: Vec<_> = begun.offers().cloned().collect();
     let (exporter, answers) =
-        allowance.answer(&offers, &location(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).unwrap();
+        allowance.answer(&offers, &context(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).unwrap();
     (begun.finish(&answers).unwrap(), exporter)
 }
 
@@ -59,7 +59,7 @@ struct World {
     link: [[VecDeque<ModuleMessage>; 2]; 2],
     next_id: u64,
     /// The requests by id: endpoint and data.
-    wanted: BTreeMap<u64, (u64, Vec<u8>)>,
+    requests: BTreeMap<u64, (u64, Vec<u8>)>,
     withdrawn: Vec<u64>,
     /// By endpoint: requests that the device has and has not answered.
     device: [VecDeque<u64>; ENDPOINTS as usize],
@@ -83,7 +83,7 @@ impl World {
             exporter,
             link: Default::default(),
             next_id: 0,
-            wanted: BTreeMap::new(),
+            requests: BTreeMap::new(),
             withdrawn: Vec::new(),
             device: Default::default(),
             sequences: Default::default(),
@@ -94,7 +94,7 @@ impl World {
 
     /// The queue of a message: those of one endpoint keep their order.
     fn line_of(&self, message: &ModuleMessage) -> usize {
-        let endpoint = self.wanted.get(&message.id).map(|(endpoint, _)| *endpoint);
+        let endpoint = self.requests.get(&message.id).map(|(endpoint, _)| *endpoint);
         usize::from(message.kind == ModuleMessageKind::Event || endpoint == Some(0))
     }
 
@@ -125,7 +125,7 @@ impl World {
     fn step(&mut self, random: &mut Random) {
         match random.below(8) {
             0 | 1 => self.ask(random),
-            2 if !self.wanted.is_empty() => {
+            2 if !self.requests.is_empty() => {
                 let id = random.below(self.next_id);
                 // An answered request cannot be cancelled.
                 let is_open = !self.sequences.iter().any(|sequence| sequence[HEARD].contains(&id));
@@ -158,7 +158,7 @@ impl World {
         let is_noise = random.once_in(2);
         let data: Vec<u8> =
             (0..length).map(|at| if is_noise { random.next() as u8 } else { (at / 99) as u8 }).collect();
-        self.wanted.insert(id, (endpoint, data.clone()));
+        self.requests.insert(id, (endpoint, data.clone()));
         self.sequences[endpoint as usize][SUBMITTED].push(id);
         self.say(ModuleRole::Importer, ModuleMessageKind::Request, id, vec![endpoint as u8; 14].into(), data);
     }
@@ -166,12 +166,12 @@ impl World {
     fn answer(&mut self, random: &mut Random) {
         let endpoint = random.below(ENDPOINTS) as usize;
         if let Some(id) = self.device[endpoint].pop_front() {
-            self.end(id, Payload::Empty, self.wanted[&id].1.iter().map(|byte| !byte).collect());
+            self.end(id, Payload::Empty, self.requests[&id].1.iter().map(|byte| !byte).collect());
         }
     }
 
     fn end(&mut self, id: u64, head: Payload, payload: Vec<u8>) {
-        let endpoint = self.wanted[&id].0 as usize;
+        let endpoint = self.requests[&id].0 as usize;
         self.sequences[endpoint][ANSWERED].push(id);
         self.say(ModuleRole::Exporter, ModuleMessageKind::Completion, id, head, payload);
     }
@@ -208,11 +208,11 @@ impl World {
     }
 
     fn device_hears(&mut self, ModuleMessage { kind, id, head, payload }: ModuleMessage) {
-        let endpoint = self.wanted[&id].0 as usize;
+        let endpoint = self.requests[&id].0 as usize;
         match kind {
             ModuleMessageKind::Request => {
                 assert_eq!(head, vec![endpoint as u8; 14].into());
-                assert!(payload.contiguous() == self.wanted[&id].1, "what was asked arrives");
+                assert!(payload.contiguous() == self.requests[&id].1, "what was asked arrives");
                 self.sequences[endpoint][SEEN].push(id);
                 self.device[endpoint].push_back(id);
             }
@@ -232,7 +232,7 @@ impl World {
     fn user_hears(&mut self, ModuleMessage { kind, id, head, payload }: ModuleMessage) {
         match kind {
             ModuleMessageKind::Completion => {
-                let (endpoint, data) = &self.wanted[&id];
+                let (endpoint, data) = &self.requests[&id];
                 match head.is_empty() {
                     true => assert!(
                         payload.contiguous().iter().eq(data.iter().map(|byte| !byte).collect::<Vec<_>>().iter())
@@ -292,22 +292,22 @@ fn any_nesting_gives_what_no_pair_gives() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
         let count = random.below(9) as usize;
-        let wanted: Vec<&str> = (0..count).map(|_| random.pick(&HARMLESS)).collect();
+        let modules: Vec<&str> = (0..count).map(|_| random.pick(&HARMLESS)).collect();
         largest = largest.max(count);
-        let mut world = World::new(agreed(&wanted));
+        let mut world = World::new(agreed(&modules));
         for _ in 0..150 {
             world.step(&mut random);
         }
         world.settle(&mut random);
         world.check();
-        assert!(world.next_id > 10, "seed {seed}, {wanted:?}");
+        assert!(world.next_id > 10, "seed {seed}, {modules:?}");
     }
     assert_eq!(largest, 8);
 }
 
 #[test]
 fn a_pipeline_at_rest_goes_on_in_another_process() {
-    let wanted = [
+    let modules = [
         "zstd",
         "delay:time=1ms,seed=4",
         "bundle:time=1ms",
@@ -318,11 +318,11 @@ fn a_pipeline_at_rest_goes_on_in_another_process() {
         "pause",
     ];
     let mut random = Random::new(5);
-    let mut world = World::new(agreed(&wanted));
+    let mut world = World::new(agreed(&modules));
     for _ in 0..5 {
         (0..60).for_each(|_| world.step(&mut random));
         world.settle(&mut random);
-        let (importer, exporter) = agreed(&wanted);
+        let (importer, exporter) = agreed(&modules);
         for (here, mut next) in [(&mut world.importer, importer), (&mut world.exporter, exporter)] {
             assert!(next.restore(&here.save().unwrap()));
             assert!(!next.restore(&[]), "it is made like the one that was saved");
@@ -334,8 +334,8 @@ fn a_pipeline_at_rest_goes_on_in_another_process() {
 }
 
 /// What comes back for ten requests of `bytes` zeros in order, and why the pipeline ended, if it did.
-fn ten(wanted: &[&str], bytes: usize) -> (Vec<ModuleMessage>, Option<ModuleFailureCause>) {
-    let (mut importer, mut exporter) = agreed(wanted);
+fn ten(modules: &[&str], bytes: usize) -> (Vec<ModuleMessage>, Option<ModuleFailureCause>) {
+    let (mut importer, mut exporter) = agreed(modules);
     let (mut heard, mut down, mut up) = (Vec::new(), ModuleOutput::default(), ModuleOutput::default());
     for id in 0..10 {
         let message = ModuleMessage {
@@ -385,16 +385,16 @@ fn faults_do_what_they_say_and_nothing_else() {
 fn ends_that_do_not_fit_say_which_module_and_why() {
     let catalogue = ModuleCatalogue::builtin();
     let allowance = ModuleAllowance::usual(&catalogue);
-    let recipe = |wanted: &[&str]| {
-        let specs: Vec<ModuleSpec> = wanted.iter().map(|text| text.parse().unwrap()).collect();
+    let recipe = |modules: &[&str]| {
+        let specs: Vec<ModuleSpec> = modules.iter().map(|text| text.parse().unwrap()).collect();
         PipelineRecipe::new(&catalogue, &specs, &mut |_: &str| Ok(vec![1; 32]))
     };
-    let offers = |wanted: &[&str]| {
-        let begun = recipe(wanted).unwrap().begin(&location(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
+    let offers = |modules: &[&str]| {
+        let begun = recipe(modules).unwrap().begin(&context(ModuleRole::Importer), &mut |bytes| bytes.fill(1)).unwrap();
         begun.offers().cloned().collect::<Vec<_>>()
     };
     let refused = |offers: &[farbus_model::module::ModuleOffer]| {
-        allowance.answer(offers, &location(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).err().unwrap().to_string()
+        allowance.answer(offers, &context(ModuleRole::Exporter), &mut |bytes| bytes.fill(2)).err().unwrap().to_string()
     };
     assert_eq!(
         refused(&offers(&["null", "seal:key-file=k"])),
@@ -411,9 +411,9 @@ fn ends_that_do_not_fit_say_which_module_and_why() {
     let nine = vec![offers(&["null"]).remove(0); 9];
     assert_eq!(refused(&nine), "module 'null': an attachment goes through 8 modules at most");
     assert!(recipe(&["null"; 9]).is_err() && recipe(&["none"]).is_err());
-    let stream = ModuleContext { class: ModuleDeviceClass::Stream, ..location(ModuleRole::Importer) };
+    let stream = ModuleContext { class: ModuleDeviceClass::Stream, ..context(ModuleRole::Importer) };
     let why = recipe(&["drop:one-in=2"]).unwrap().begin(&stream, &mut |_| ()).err().unwrap().to_string();
     assert_eq!(why, "module 'drop': it does not serve devices of class stream");
-    let begun = recipe(&["null"]).unwrap().begin(&location(ModuleRole::Importer), &mut |_| ()).unwrap();
+    let begun = recipe(&["null"]).unwrap().begin(&context(ModuleRole::Importer), &mut |_| ()).unwrap();
     assert!(begun.finish(&[]).is_err(), "an answer is missing");
 }

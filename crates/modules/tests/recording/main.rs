@@ -63,23 +63,18 @@ impl ModuleFiles for Shelf {
     }
 }
 
-fn location(role: ModuleRole, class: ModuleDeviceClass) -> ModuleContext {
+fn context(role: ModuleRole, class: ModuleDeviceClass) -> ModuleContext {
     ModuleContext { role, class, failed: vec![0].into() }
 }
 
 /// Two pipelines of one module, or why there are none.
-fn agreed(
-    wanted: &str,
-    class: ModuleDeviceClass,
-    shelf: &mut Shelf,
-) -> Result<(ModulePipeline, ModulePipeline), String> {
-    let (catalogue, specs) = (ModuleCatalogue::builtin(), [wanted.parse::<ModuleSpec>().unwrap()]);
+fn agreed(spec: &str, class: ModuleDeviceClass, shelf: &mut Shelf) -> Result<(ModulePipeline, ModulePipeline), String> {
+    let (catalogue, specs) = (ModuleCatalogue::builtin(), [spec.parse::<ModuleSpec>().unwrap()]);
     let recipe = PipelineRecipe::new(&catalogue, &specs, shelf).map_err(|refusal| refusal.to_string())?;
     let begun =
-        recipe.begin(&location(ModuleRole::Importer, class), &mut |_| ()).map_err(|refusal| refusal.to_string())?;
+        recipe.begin(&context(ModuleRole::Importer, class), &mut |_| ()).map_err(|refusal| refusal.to_string())?;
     let offers: Vec<_> = begun.offers().cloned().collect();
-    let answer =
-        ModuleAllowance::usual(&catalogue).answer(&offers, &location(ModuleRole::Exporter, class), &mut |_| ());
+    let answer = ModuleAllowance::usual(&catalogue).answer(&offers, &context(ModuleRole::Exporter, class), &mut |_| ());
     let (exporter, answers) = answer.map_err(|refusal| refusal.to_string())?;
     Ok((begun.finish(&answers).map_err(|refusal| refusal.to_string())?, exporter))
 }
@@ -87,14 +82,14 @@ fn agreed(
 /// A request and its answer.
 #[derive(Clone)]
 struct Exchange {
-    wanted: (Payload, Payload),
+    request: (Payload, Payload),
     answer: (Payload, Payload),
     took: Duration,
 }
 
 fn usb(urb: &Urb, kind: TransferType, sent: &[u8], reply: Option<usb::UsbReplyPart>, data: &[u8]) -> Exchange {
     Exchange {
-        wanted: (usb::request_part(urb, kind).to_vec().into(), sent.into()),
+        request: (usb::request_part(urb, kind).to_vec().into(), sent.into()),
         answer: (reply.map_or(Payload::Empty, |reply| reply.encode().to_vec().into()), data.into()),
         took: Duration::from_millis(1),
     }
@@ -156,7 +151,7 @@ fn usb_talk() -> Vec<Exchange> {
 fn block(op: u8, flags: u8, length: u32, offset: u64, sent: &[u8], head: &[u8], data: &[u8]) -> Exchange {
     let bytes = [&[op, flags][..], &length.to_le_bytes(), &offset.to_le_bytes()].concat();
     let answer = (head.into(), data.into());
-    Exchange { wanted: (bytes.into(), sent.into()), answer, took: Duration::from_millis(1) }
+    Exchange { request: (bytes.into(), sent.into()), answer, took: Duration::from_millis(1) }
 }
 
 fn block_talk() -> Vec<Exchange> {
@@ -183,15 +178,15 @@ fn recorded(class: ModuleDeviceClass, talk: &[Exchange]) -> Vec<u8> {
     Arc::into_inner(sink).unwrap().0.into_inner().unwrap()
 }
 
-fn record(class: ModuleDeviceClass, talk: &[Exchange], sink: Arc<dyn ModuleFileSink>, wanted: &str) {
-    let (mut importer, _exporter) = agreed(wanted, class, &mut Shelf { sink, recording: Vec::new() }).unwrap();
+fn record(class: ModuleDeviceClass, talk: &[Exchange], sink: Arc<dyn ModuleFileSink>, spec: &str) {
+    let (mut importer, _exporter) = agreed(spec, class, &mut Shelf { sink, recording: Vec::new() }).unwrap();
     let (mut now, mut out) = (Instant::ZERO + Duration::from_secs(5), ModuleOutput::default());
     for (id, exchange) in talk.iter().enumerate() {
         let id = id as u64 % 4;
         importer.handle(
             now,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, id, exchange.wanted.clone()),
+            message(ModuleMessageKind::Request, id, exchange.request.clone()),
             &mut out,
         );
         now = now + exchange.took;
@@ -203,7 +198,7 @@ fn record(class: ModuleDeviceClass, talk: &[Exchange], sink: Arc<dyn ModuleFileS
         );
         assert_eq!(
             out.pop(),
-            Some((ModuleNeighbor::Below, message(ModuleMessageKind::Request, id, exchange.wanted.clone())))
+            Some((ModuleNeighbor::Below, message(ModuleMessageKind::Request, id, exchange.request.clone())))
         );
         assert_eq!(
             out.pop(),
@@ -212,9 +207,9 @@ fn record(class: ModuleDeviceClass, talk: &[Exchange], sink: Arc<dyn ModuleFileS
     }
 }
 
-fn replay(wanted: &str, class: ModuleDeviceClass, recording: &[u8]) -> ModulePipeline {
+fn replay(spec: &str, class: ModuleDeviceClass, recording: &[u8]) -> ModulePipeline {
     let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: recording.to_vec() };
-    agreed(wanted, class, &mut shelf).unwrap().0
+    agreed(spec, class, &mut shelf).unwrap().0
 }
 
 const QUICK: &str = "replay:file=x,pace=none";
@@ -225,7 +220,7 @@ fn a_recording_answers_as_the_device_did() {
         let mut importer = replay(QUICK, class, &recorded(class, &talk));
         let mut out = ModuleOutput::default();
         for (at, exchange) in talk.iter().enumerate() {
-            let module_message = message(ModuleMessageKind::Request, 9, exchange.wanted.clone());
+            let module_message = message(ModuleMessageKind::Request, 9, exchange.request.clone());
             importer.handle(Instant::ZERO, ModuleNeighbor::Above, module_message, &mut out);
             assert_eq!(out.failure(), None, "{at}");
             let (side, answer) = out.pop().unwrap();
@@ -251,7 +246,7 @@ fn answers_take_as_long_as_they_did_and_come_in_order() {
         importer.handle(
             Instant::ZERO,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, id, talk[0].wanted.clone()),
+            message(ModuleMessageKind::Request, id, talk[0].request.clone()),
             &mut out,
         );
     }
@@ -259,7 +254,7 @@ fn answers_take_as_long_as_they_did_and_come_in_order() {
     let due = importer.poll_timeout().unwrap();
     assert_eq!(due, Instant::ZERO + Duration::from_millis(30));
     importer.handle_timeout(due, &mut out);
-    assert_eq!([out.pop(), out.pop()].map(|printed| printed.unwrap().1.id), [0, 1], "the second waits for the first");
+    assert_eq!([out.pop(), out.pop()].map(|sent| sent.unwrap().1.id), [0, 1], "the second waits for the first");
 }
 
 #[test]
@@ -274,7 +269,7 @@ fn request_missing_in_the_recording_fails_as_configured() {
         importer.handle(
             Instant::ZERO,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, 1, strange.wanted.clone()),
+            message(ModuleMessageKind::Request, 1, strange.request.clone()),
             &mut out,
         );
         let failure = out.failure().unwrap();
@@ -284,7 +279,7 @@ fn request_missing_in_the_recording_fails_as_configured() {
         importer.handle(
             Instant::ZERO,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, 1, strange.wanted),
+            message(ModuleMessageKind::Request, 1, strange.request),
             &mut out,
         );
         let stalled = ended(UrbStatus::Stall, 0).encode().to_vec();
@@ -300,7 +295,7 @@ fn request_missing_in_the_recording_fails_as_configured() {
         importer.handle(
             Instant::ZERO,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, id, talk[0].wanted.clone()),
+            message(ModuleMessageKind::Request, id, talk[0].request.clone()),
             &mut out,
         );
         assert_eq!(out.pop().unwrap().1.payload, DESCRIPTOR[..].into());
@@ -309,7 +304,7 @@ fn request_missing_in_the_recording_fails_as_configured() {
         importer.handle(
             Instant::ZERO,
             ModuleNeighbor::Above,
-            message(ModuleMessageKind::Request, id, talk[6].wanted.clone()),
+            message(ModuleMessageKind::Request, id, talk[6].request.clone()),
             &mut out,
         );
     }
@@ -332,9 +327,9 @@ fn request_missing_in_the_recording_fails_as_configured() {
 #[test]
 fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
     let recording = recorded(ModuleDeviceClass::Usb, &usb_talk());
-    let refused = |wanted: &str, class, recording: &[u8]| {
+    let refused = |spec: &str, class, recording: &[u8]| {
         let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: recording.to_vec() };
-        agreed(wanted, class, &mut shelf).err().unwrap()
+        agreed(spec, class, &mut shelf).err().unwrap()
     };
     assert_eq!(
         refused("replay", ModuleDeviceClass::Usb, &[]),
@@ -360,7 +355,7 @@ fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
                 Ok((mut importer, _)) => {
                     taken += 1;
                     for exchange in usb_talk().into_iter().take(9) {
-                        let module_message = message(ModuleMessageKind::Request, 1, exchange.wanted);
+                        let module_message = message(ModuleMessageKind::Request, 1, exchange.request);
                         importer.handle(
                             Instant::ZERO,
                             ModuleNeighbor::Above,
