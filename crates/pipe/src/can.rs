@@ -86,7 +86,7 @@ pub fn set_up<P: HostPort>(
     let (input, output) = (of(TransferDirection::In), of(TransferDirection::Out));
     let packet_bytes =
         setting.find(TransferType::Bulk, TransferDirection::In).map_or(512, |e| u32::from(e.packet_bytes_max));
-    let (setup, data) = reported(HOST_FORMAT, 1, &[LITTLE_ENDIAN]);
+    let (setup, data) = vendor_request(HOST_FORMAT, 1, &[LITTLE_ENDIAN]);
     device.control_out(setup, data).map_err(|error| match error {
         RemoteError::Transfer(UrbStatus::Stall) => no_adapter(),
         error => error.into(),
@@ -104,7 +104,8 @@ pub fn set_up<P: HostPort>(
         let timing = timing_of(clock.ok_or_else(no_adapter)?, rate).ok_or_else(|| {
             SetUpError::Unfit(format!("its clock divides to no bus of {rate} bit/s: 10000 to 1000000, such as 500000"))
         })?;
-        begin[channel] = vec![reported(BIT_TIMING, channel as u16, &timing), reported(MODE, channel as u16, &[1, 0])];
+        begin[channel] =
+            vec![vendor_request(BIT_TIMING, channel as u16, &timing), vendor_request(MODE, channel as u16, &[1, 0])];
     }
     // The device's room as whole packets: one read takes all that the device can hold.
     let read_bytes = ((room * MESSAGE_BYTES) as u32).next_multiple_of(packet_bytes.max(1));
@@ -133,7 +134,7 @@ fn bus_of(bits_per_s: u32) -> ChannelBus {
     ChannelBus { bits_per_s, messages_per_s_max: u64::from(bits_per_s) / FRAME_BITS_MIN }
 }
 
-fn reported(request: u8, channel: u16, words: &[u32]) -> (SetupPacket, Vec<u8>) {
+fn vendor_request(request: u8, channel: u16, words: &[u32]) -> (SetupPacket, Vec<u8>) {
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     (SetupPacket { request_type: OUT, request, value: channel, index: 0, length: data.len() as u16 }, data)
 }

@@ -33,7 +33,7 @@ use super::error::PipeError;
 use super::job::JobSchedule;
 use super::lag::ChannelLag;
 use super::path::PathDelay;
-use super::processors::{ProcessorPool, ProcessorShare, printed};
+use super::processors::{ProcessorPool, ProcessorShare, warnings_of};
 use super::ring::MessageRing;
 use super::way::PolledDevice;
 
@@ -254,7 +254,7 @@ impl PipeEndpoint {
         let messages_per_read = (shape.read_bytes as usize / message_bytes).max(1);
         let (room_in, room_out, buses) = (shape.room_in, shape.room_out, shape.buses.clone());
         let has = [shape.input.is_some(), shape.output.is_some()];
-        let (tell, notice) = std::sync::mpsc::sync_channel(1);
+        let (tell, started) = std::sync::mpsc::sync_channel(1);
         let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("pipe-receiver".into()).spawn(move || {
             let (mut reservation, warnings) = own_share.reserve(reserve);
@@ -274,7 +274,7 @@ impl PipeEndpoint {
                     // The pipes' needs have changed, and Equation 1 has admitted the change.
                     reservation.change(&own_share.wishes(wanted));
                     let granted =
-                        PipeGrant { policy: reservation.policy().to_string(), warnings: printed(&reservation) };
+                        PipeGrant { policy: reservation.policy().to_string(), warnings: warnings_of(&reservation) };
                     *receiver.shared.granted.lock() = granted;
                     receiver.shared.note_asked(wanted);
                     roster.change(wanted);
@@ -292,7 +292,7 @@ impl PipeEndpoint {
         });
         let thread = Some(thread.map_err(PipeError::System)?);
         // A thread that panicked has reported it.
-        let _ = notice.recv();
+        let _ = started.recv();
         let (processors, channels) = (processors.clone(), Mutex::default());
         Ok(Self {
             shared,
@@ -314,9 +314,9 @@ impl PipeEndpoint {
     /// What its thread was granted last. Waits until the thread has asked for what the present pipes need, a second at
     /// the most.
     pub fn granted(&self) -> PipeGrant {
-        let wanted = self.shared.reserve.lock().unwrap_or_else(PoisonError::into_inner);
+        let reserve = self.shared.reserve.lock().unwrap_or_else(PoisonError::into_inner);
         let is_behind = |reserve: &mut VcpuReserve| *reserve != self.shared.reserve() && !self.shared.is_ended();
-        drop(self.shared.has_asked.wait_timeout_while(wanted, GRANT_PATIENCE, is_behind));
+        drop(self.shared.has_asked.wait_timeout_while(reserve, GRANT_PATIENCE, is_behind));
         self.shared.granted.lock().clone()
     }
 
@@ -448,22 +448,22 @@ impl PipeEndpoint {
 
     /// The longest period in which `places` messages under way carry `per_s` messages a second from a source that can
     /// wait, or cannot.
-    fn carrying(&self, positions: usize, per_s: u64, can_wait: bool) -> Result<u64, PipeError> {
+    fn carrying(&self, in_flight: usize, per_s: u64, can_wait: bool) -> Result<u64, PipeError> {
         if per_s == 0 {
             return Ok(u64::MAX);
         }
-        let positions = positions as u64;
+        let in_flight = in_flight as u64;
         let worst_ns = self.terms.transfer.worst_ns();
         let usual_ns = self.terms.usual_ns.filter(|_| can_wait);
-        let at_worst = carrying_period_ns(positions, per_s, worst_ns);
-        let usually = usual_ns.map_or(0, |ns| carrying_period_ns(positions, per_s.saturating_mul(MAKES_UP), ns));
+        let at_worst = carrying_period_ns(in_flight, per_s, worst_ns);
+        let usually = usual_ns.map_or(0, |ns| carrying_period_ns(in_flight, per_s.saturating_mul(MAKES_UP), ns));
         if let Some(period_ns) = [at_worst, usually].into_iter().find(|period_ns| *period_ns >= PERIOD_NS_MIN) {
             return Ok(period_ns);
         }
-        let at_worst_per_s = carried_per_s(positions, PERIOD_NS_MIN, worst_ns);
-        let usually_per_s = usual_ns.map_or(0, |ns| carried_per_s(positions, PERIOD_NS_MIN, ns) / MAKES_UP);
+        let at_worst_per_s = carried_per_s(in_flight, PERIOD_NS_MIN, worst_ns);
+        let usually_per_s = usual_ns.map_or(0, |ns| carried_per_s(in_flight, PERIOD_NS_MIN, ns) / MAKES_UP);
         let max_per_s = at_worst_per_s.max(usually_per_s);
-        Err(PipeError::Rate { asked_per_s: per_s, max_per_s, positions, worst_ns, usual_ns })
+        Err(PipeError::Rate { asked_per_s: per_s, max_per_s, in_flight, worst_ns, usual_ns })
     }
 }
 

@@ -38,7 +38,7 @@ pub enum PipeError {
         /// The most that they carry, in messages a second.
         max_per_s: u64,
         /// Messages that are under way at once.
-        positions: u64,
+        in_flight: u64,
         /// How long one of them takes at the worst, in nanoseconds.
         worst_ns: u64,
         /// What it usually takes at the most, in nanoseconds, if that counts.
@@ -115,11 +115,11 @@ impl fmt::Display for PipeError {
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
                 write!(f, "a {more} buffer makes it {what}")
             }
-            Self::Rate { asked_per_s, max_per_s, positions: locations, worst_ns, usual_ns } => {
+            Self::Rate { asked_per_s, max_per_s, in_flight, worst_ns, usual_ns } => {
                 write!(
                     f,
                     "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
-                     {locations} messages are under way at once, each for {} at the worst",
+                     {in_flight} messages are under way at once, each for {} at the worst",
                     asked_per_s.saturating_sub(*max_per_s),
                     ms(*worst_ns)
                 )?;

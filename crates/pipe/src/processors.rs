@@ -93,7 +93,7 @@ impl ProcessorPool {
     /// # Errors
     /// [`PipeError::Promised`] if they have promised time that is ours.
     pub fn beside(mut self, others: impl ProcessorAdmission) -> Result<Self, PipeError> {
-        let own = self.0.placements.iter().filter(|location| location.own().is_some()).count();
+        let own = self.0.placements.iter().filter(|placement| placement.own().is_some()).count();
         if own > 0 {
             others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
         }
@@ -218,7 +218,7 @@ impl ProcessorShare {
             warnings.push(error.to_string());
         }
         let reservation = SchedulingGrant::take(&self.wishes(reserve));
-        warnings.extend(printed(&reservation));
+        warnings.extend(warnings_of(&reservation));
         (reservation, warnings)
     }
 
@@ -235,7 +235,7 @@ impl ProcessorShare {
 }
 
 /// What was denied, for people.
-pub fn printed(reservation: &SchedulingGrant) -> Vec<String> {
+pub fn warnings_of(reservation: &SchedulingGrant) -> Vec<String> {
     let mut messages: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
     if !messages.is_empty() && reservation.policy() == SchedulingPolicy::Ordinary {
         messages.push("nothing is promised: it runs as every thread does".to_owned());
@@ -296,18 +296,18 @@ mod tests {
     #[test]
     fn time_promised_by_other_processes_is_not_promised_again() {
         let others = Others::default();
-        let reported = || others.0.lock().unwrap().clone();
+        let admitted = || others.0.lock().unwrap().clone();
         let processors = ProcessorPool::anywhere(SchedulingStrictness::None).beside(others.clone()).unwrap();
         let first = processors.share(reserve(30, 100)).unwrap();
         let Err(PipeError::Promised(why)) = processors.share(reserve(40, 100)) else { panic!("beyond what is left") };
         assert!(why.contains("missing"), "{why}");
-        assert_eq!(reported(), [reserve(30, 100)], "and who is refused has nothing");
+        assert_eq!(admitted(), [reserve(30, 100)], "and who is refused has nothing");
         let second = processors.share(reserve(10, 100)).unwrap();
         assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
         drop(first);
-        assert_eq!(reported(), [reserve(10, 100)]);
+        assert_eq!(admitted(), [reserve(10, 100)]);
         second.change(reserve(40, 100)).unwrap();
-        assert_eq!(reported(), [reserve(40, 100)]);
+        assert_eq!(admitted(), [reserve(40, 100)]);
     }
 
     #[test]

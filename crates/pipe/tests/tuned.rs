@@ -206,7 +206,7 @@ fn transfers_under_way_carry_the_rate_or_the_pipe_is_refused() {
     // Two reads of one message each, which last for two periods and a microframe: 2 / (2 x 100 us + 125 us).
     let near = endpoint(ReceiverTerms::HERE);
     let refused = open(&near, TransferDirection::In, quality(20_000, 1000)).map(drop).unwrap_err();
-    assert!(matches!(refused, PipeError::Rate { asked_per_s: 20_000, max_per_s: 6153, positions: 2, .. }), "{refused}");
+    assert!(matches!(refused, PipeError::Rate { asked_per_s: 20_000, max_per_s: 6153, in_flight: 2, .. }), "{refused}");
     assert!(refused.to_string().contains("--rate 6153"), "{refused}");
     let pipe = open(&near, TransferDirection::In, quality(2000, 100)).unwrap();
     assert_eq!(near.period_ns(), (SECOND_NS / 1000 - 125_000) / 2);
@@ -255,11 +255,11 @@ fn path_that_stalled_once_while_it_was_measured_carries_the_rate_of_a_source_tha
         let pipe = open(200).unwrap();
         assert!(pipe.bound_ns() > STALLED.worst_ns, "what occurred once may occur again: the bound has room for it");
         // 32 / (20 ms + 2 x 100 us), of which half makes up for what a stall left behind.
-        let positions = if direction == TransferDirection::In { 32 } else { 64 };
-        assert!(endpoint.period_ns() <= (positions * SECOND_NS / 400 - 20_000_000) / 2, "{}", endpoint.period_ns());
+        let in_flight = if direction == TransferDirection::In { 32 } else { 64 };
+        assert!(endpoint.period_ns() <= (in_flight * SECOND_NS / 400 - 20_000_000) / 2, "{}", endpoint.period_ns());
         drop(pipe);
         let refused = open(10_000).map(drop).unwrap_err();
-        let per_s = positions * SECOND_NS / 20_200_000 / 2;
+        let per_s = in_flight * SECOND_NS / 20_200_000 / 2;
         let is_so = matches!(refused, PipeError::Rate { max_per_s, .. } if max_per_s == per_s);
         assert!(is_so && refused.to_string().contains("332.000 ms at the worst and 20.000 ms usually"), "{refused}");
         drop(open(per_s).unwrap());
@@ -278,9 +278,9 @@ fn device_that_loses_what_is_not_fetched_has_to_be_carried_at_the_worst_delay() 
     };
     let refused = open(9803).unwrap_err();
     assert!(!refused.to_string().contains("usually"), "{refused}");
-    let PipeError::Rate { max_per_s, positions, usual_ns: None, .. } = refused else { panic!("{refused}") };
+    let PipeError::Rate { max_per_s, in_flight, usual_ns: None, .. } = refused else { panic!("{refused}") };
     // Its reads, each for 332 ms and two periods of 100 us.
-    assert_eq!(max_per_s, positions * SECOND_NS / 332_200_000);
+    assert_eq!(max_per_s, in_flight * SECOND_NS / 332_200_000);
     assert!(matches!(open(max_per_s + 1), Err(PipeError::Rate { .. })));
     open(max_per_s).unwrap();
 }

@@ -120,15 +120,15 @@ pub fn fill_ns(buffer_bytes: u64, bits: u64, window_ns: u64) -> u64 {
 /// The longest period, in nanoseconds, of a thread that keeps `places` messages under way and carries `per_s` messages
 /// a second with them; 0 if there is none. A message keeps its place until the thread has looked again, which is two
 /// periods at the worst, and for the `delay_ns` of its path.
-pub fn carrying_period_ns(positions: u64, per_s: u64, delay_ns: u64) -> u64 {
-    let each_ns = u128::from(positions) * 1_000_000_000 / u128::from(per_s.max(1));
+pub fn carrying_period_ns(in_flight: u64, per_s: u64, delay_ns: u64) -> u64 {
+    let each_ns = u128::from(in_flight) * 1_000_000_000 / u128::from(per_s.max(1));
     u64::try_from(each_ns).unwrap_or(u64::MAX).saturating_sub(delay_ns) / 2
 }
 
 /// The most messages a second that a thread with this period carries: the inverse of [`carrying_period_ns`].
-pub fn carried_per_s(positions: u64, period_ns: u64, delay_ns: u64) -> u64 {
+pub fn carried_per_s(in_flight: u64, period_ns: u64, delay_ns: u64) -> u64 {
     let held_ns = period_ns.saturating_mul(2).saturating_add(delay_ns).max(1);
-    u64::try_from(u128::from(positions) * 1_000_000_000 / u128::from(held_ns)).unwrap_or(u64::MAX)
+    u64::try_from(u128::from(in_flight) * 1_000_000_000 / u128::from(held_ns)).unwrap_or(u64::MAX)
 }
 
 fn bits_per_s(bits: u64, window_ns: u64) -> u64 {
@@ -271,10 +271,10 @@ mod tests {
         assert_eq!(carrying_period_ns(2, 1000, 1_000_000), 500_000);
         assert_eq!(carrying_period_ns(2, 1000, 3_000_000), 0, "the delay alone takes longer");
         assert_eq!(carried_per_s(2, 1_000_000, 0), 1000);
-        for (positions, per_s, delay_ns) in [(2, 997, 125_000), (32, 3201, 1_700_000), (64, 20_000, 0)] {
-            let period_ns = carrying_period_ns(positions, per_s, delay_ns);
-            assert!(carried_per_s(positions, period_ns, delay_ns) >= per_s, "{per_s}");
-            assert!(carried_per_s(positions, period_ns + 1000, delay_ns) < per_s, "{per_s}");
+        for (in_flight, per_s, delay_ns) in [(2, 997, 125_000), (32, 3201, 1_700_000), (64, 20_000, 0)] {
+            let period_ns = carrying_period_ns(in_flight, per_s, delay_ns);
+            assert!(carried_per_s(in_flight, period_ns, delay_ns) >= per_s, "{per_s}");
+            assert!(carried_per_s(in_flight, period_ns + 1000, delay_ns) < per_s, "{per_s}");
         }
     }
 

@@ -260,7 +260,7 @@ impl BusScheduleDraft {
 
     fn into_plan(self) -> BusSchedule {
         let mut placements: Vec<_> = self.slots.into_iter().map(|(id, slot)| slot.placement(id)).collect();
-        placements.sort_by_key(|location| location.id);
+        placements.sort_by_key(|placement| placement.id);
         BusSchedule {
             options: self.options,
             speed: self.requests[0].shape.speed(),
@@ -316,7 +316,7 @@ impl BusSchedule {
 
     /// The place of a periodic endpoint.
     pub fn placement(&self, id: u32) -> Option<EndpointPlacement> {
-        self.placements.iter().find(|location| location.id == id).copied()
+        self.placements.iter().find(|placement| placement.id == id).copied()
     }
 
     /// Whether an endpoint is admitted.
@@ -358,11 +358,11 @@ impl BusSchedule {
 
     fn change_from(&self, previous: &BusSchedule) -> ScheduleChange {
         let mut change = ScheduleChange::default();
-        for location in &self.placements {
-            match previous.placement(location.id) {
-                None => change.placed.push(location.id),
-                Some(old) if old == *location => change.kept.push(location.id),
-                Some(_) => change.moved.push(location.id),
+        for placement in &self.placements {
+            match previous.placement(placement.id) {
+                None => change.placed.push(placement.id),
+                Some(old) if old == *placement => change.kept.push(placement.id),
+                Some(_) => change.moved.push(placement.id),
             }
         }
         let rejected = self.rejected.iter().map(|rejected| rejected.id);

@@ -94,7 +94,7 @@ fn table_5_has_the_shares_and_rates_of_the_paper() {
 /// The cameras that run beside four bulk endpoints.
 fn running(budget_bytes: u32, period: u32, mode: SchedulingMode) -> Vec<u32> {
     let requests: Vec<_> = cameras().into_iter().chain(four_bulks(budget_bytes, period)).collect();
-    planned(&requests, mode).unwrap().placements().iter().map(|location| location.id).collect()
+    planned(&requests, mode).unwrap().placements().iter().map(|placement| placement.id).collect()
 }
 
 #[test]

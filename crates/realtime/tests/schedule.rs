@@ -109,8 +109,8 @@ fn assert_adds_up(plan: &BusSchedule) {
         let busy_ps: u64 = here.map(|p| p.time_ps).sum();
         assert_eq!(busy_ps + plan.free_ps(interval) + plan.reservation_ps(), interval_ps(plan.speed()));
     }
-    for location in plan.placements() {
-        assert!(location.start < location.every && location.every <= plan.cycle());
+    for placement in plan.placements() {
+        assert!(placement.start < placement.every && placement.every <= plan.cycle());
     }
 }
 
@@ -189,9 +189,9 @@ fn set_admitted_as_sound_never_misses() {
                 assert!(took <= bound.intervals, "case {case}: {took} > {}: {requests:?}", bound.intervals);
             }
         }
-        for location in plan.placements() {
-            let request = requests.iter().find(|r| r.id == location.id).unwrap();
-            let packets = location.packets * (request.period / location.every);
+        for placement in plan.placements() {
+            let request = requests.iter().find(|r| r.id == placement.id).unwrap();
+            let packets = placement.packets * (request.period / placement.every);
             assert!(packets >= request.shape.packets(request.budget_bytes), "its whole budget each period");
         }
         let highs = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == EndpointCriticality::High);
@@ -201,8 +201,8 @@ fn set_admitted_as_sound_never_misses() {
     assert!(admitted > 1000, "{admitted}");
 }
 
-/// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and one that is not
-/// admitted has no room.
+/// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and one that is
+/// not admitted has no room.
 fn assert_low_asynchronous_takes_nothing(with: &BusSchedule, requests: &[EndpointRequest]) {
     let is_low = |r: &EndpointRequest| !r.shape.is_periodic() && r.criticality == EndpointCriticality::Low;
     let others: Vec<_> = requests.iter().filter(|r| !is_low(r)).copied().collect();

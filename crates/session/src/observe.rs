@@ -79,15 +79,15 @@ impl DeviceObservers {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
     pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<EventObserver> {
-        self.location(ObserverQueue::Events(Mutex::default()), wake).map(EventObserver)
+        self.add(ObserverQueue::Events(Mutex::default()), wake).map(EventObserver)
     }
 
     /// Adds an observer of the device's serial ports; otherwise as [`DeviceObservers::join`]. Both count for the limit.
     pub fn join_console(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<ConsoleObserver> {
-        self.location(ObserverQueue::Console(Mutex::default()), wake).map(ConsoleObserver)
+        self.add(ObserverQueue::Console(Mutex::default()), wake).map(ConsoleObserver)
     }
 
-    fn location(&self, waiting: ObserverQueue, wake: impl Fn() + Send + Sync + 'static) -> Option<ObservationGuard> {
+    fn add(&self, waiting: ObserverQueue, wake: impl Fn() + Send + Sync + 'static) -> Option<ObservationGuard> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;
@@ -101,8 +101,8 @@ impl DeviceObservers {
     /// Tells all observers that the device is no longer shared.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for location in locked(&self.0.observers).iter() {
-            (location.wake)();
+        for observer in locked(&self.0.observers).iter() {
+            (observer.wake)();
         }
     }
 
@@ -119,7 +119,7 @@ impl DeviceObservers {
             return;
         }
         let observers = locked(&self.0.observers);
-        if !observers.iter().any(|location| matches!(location.waiting, ObserverQueue::Events(_))) {
+        if !observers.iter().any(|observer| matches!(observer.waiting, ObserverQueue::Events(_))) {
             return;
         }
         // After this, a copy shares the data.
@@ -133,19 +133,19 @@ impl DeviceObservers {
             packets: done.iso.iter().map(|packet| (packet.actual, packet.status)).collect(),
             data: done.payload.clone(),
         };
-        observers.iter().for_each(|location| location.show(&event));
+        observers.iter().for_each(|observer| observer.show(&event));
     }
 
     /// Copies what a port sent to the observers of the console.
     fn print(&self, now: Instant, port: &DeviceSerialPort, done: &UrbCompletion) {
         let observers = locked(&self.0.observers);
         let mut consoles =
-            observers.iter().filter(|location| matches!(location.waiting, ObserverQueue::Console(_))).peekable();
+            observers.iter().filter(|observer| matches!(observer.waiting, ObserverQueue::Console(_))).peekable();
         if consoles.peek().is_none() {
             return;
         }
         let moved = done.payload.contiguous();
-        consoles.for_each(|location| location.print(now, port, &moved));
+        consoles.for_each(|observer| observer.print(now, port, &moved));
     }
 }
 
@@ -219,7 +219,7 @@ impl ObservationGuard {
 impl Drop for ObservationGuard {
     fn drop(&mut self) {
         let mut observers = locked(&self.inner.observers);
-        observers.retain(|location| !Arc::ptr_eq(location, &self.slot));
+        observers.retain(|observer| !Arc::ptr_eq(observer, &self.slot));
         self.inner.count.store(observers.len(), Ordering::Release);
     }
 }

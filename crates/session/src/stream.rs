@@ -112,8 +112,8 @@ impl FramePublisher {
     pub fn show(&self, mut frame: StreamFrame) -> Result<(), StreamFrame> {
         let room = self.0.description.window() as usize;
         let subscribers = locked(&self.0.subscribers);
-        let is_full = |location: &Arc<SubscriberQueue>| {
-            location.policy == SlowReaderPolicy::All && locked(&location.frames).len() >= room
+        let is_full = |subscriber: &Arc<SubscriberQueue>| {
+            subscriber.policy == SlowReaderPolicy::All && locked(&subscriber.frames).len() >= room
         };
         if subscribers.iter().any(is_full) {
             return Err(frame);
@@ -121,15 +121,15 @@ impl FramePublisher {
         // After this, a copy shares the data.
         frame.data.share();
         self.0.tally.count(MADE, 1);
-        for location in subscribers.iter() {
-            let mut frames = locked(&location.frames);
-            if location.policy == SlowReaderPolicy::Latest {
+        for subscriber in subscribers.iter() {
+            let mut frames = locked(&subscriber.frames);
+            if subscriber.policy == SlowReaderPolicy::Latest {
                 self.0.tally.count(DROPPED, frames.len() as u64);
                 frames.clear();
             }
             frames.push_back(frame.clone());
             drop(frames);
-            (location.wake)();
+            (subscriber.wake)();
         }
         Ok(())
     }
@@ -153,8 +153,8 @@ impl FramePublisher {
     /// Closes the stage, because the source has ended or is no longer shared, and tells all readers.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for location in locked(&self.0.subscribers).iter() {
-            (location.wake)();
+        for subscriber in locked(&self.0.subscribers).iter() {
+            (subscriber.wake)();
         }
         (self.0.wake_source)();
     }
@@ -194,7 +194,7 @@ impl FrameSubscriber {
 
 impl Drop for FrameSubscriber {
     fn drop(&mut self) {
-        locked(&self.inner.subscribers).retain(|location| !Arc::ptr_eq(location, &self.queue));
+        locked(&self.inner.subscribers).retain(|subscriber| !Arc::ptr_eq(subscriber, &self.queue));
         (self.inner.wake_source)();
     }
 }

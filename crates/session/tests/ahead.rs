@@ -24,7 +24,7 @@ struct State {
     store: StoreDevice<MemoryStore>,
     waiting: Vec<BlockInFlight>,
     arriving: Vec<BlockInFlight>,
-    wanted: usize,
+    requests: usize,
     fails_from: u64,
 }
 
@@ -34,7 +34,7 @@ impl Far {
     fn new(bytes: usize) -> (Self, ReadAheadLayer<Near>) {
         let store = StoreDevice::new(MemoryStore::new(vec![0; bytes])).with_blocks(BLOCK as u32);
         let info = *store.info();
-        let state = State { store, waiting: Vec::new(), arriving: Vec::new(), wanted: 0, fails_from: u64::MAX };
+        let state = State { store, waiting: Vec::new(), arriving: Vec::new(), requests: 0, fails_from: u64::MAX };
         let far = Self(Arc::new(Mutex::new(state)));
         (far.clone(), ReadAheadLayer::new(Near(far, info)))
     }
@@ -60,7 +60,7 @@ impl BlockDevice for Near {
         assert_eq!(self.1.check(&request), Ok(()), "it is asked for what it has");
         request.own_payload();
         let mut state = self.0.look();
-        state.wanted += 1;
+        state.requests += 1;
         state.waiting.push(request);
     }
 
@@ -109,8 +109,8 @@ impl User {
 
     /// Carries out everything requested so far, and delivers the answers: one round trip.
     fn round_trip(&mut self) {
-        let wanted = self.far.look().waiting.len();
-        (0..wanted).for_each(|_| self.far.carry_out(0));
+        let waiting = self.far.look().waiting.len();
+        (0..waiting).for_each(|_| self.far.carry_out(0));
         self.device.handle_ready(Instant::ZERO, &mut self.done);
     }
 
@@ -145,12 +145,12 @@ fn data_fetched_long_ago_is_fetched_again() {
     let mut user = User::new(1 << 20);
     let read = |user: &mut User, at: usize| {
         let id = user.read(at * BLOCK, BLOCK);
-        let wanted = user.far.look().waiting.len();
-        if wanted > 0 {
+        let waiting = user.far.look().waiting.len();
+        if waiting > 0 {
             user.round_trip();
         }
         assert_eq!(user.answers().iter().map(|answer| answer.id).collect::<Vec<_>>(), [id]);
-        wanted
+        waiting
     };
     (0..3).for_each(|at| assert!(read(&mut user, at) > 0));
     (3..5).for_each(|at| assert_eq!(read(&mut user, at), 0, "it was here"));
@@ -210,8 +210,8 @@ fn four_sequential_readers_are_followed_and_random_reads_are_not() {
     }
     let answers = user.answers().len();
     assert_eq!(answers, 160);
-    let wanted = user.far.look().wanted;
-    assert!(wanted < 110, "{wanted} requests for 160 reads: pieces are larger than they are");
+    let requests = user.far.look().requests;
+    assert!(requests < 110, "{requests} requests for 160 reads: pieces are larger than they are");
 
     // Random reads: each is submitted unchanged, and nothing else is.
     let mut user = User::new(64 << 20);
@@ -221,7 +221,7 @@ fn four_sequential_readers_are_followed_and_random_reads_are_not() {
         user.read(at * BLOCK / BLOCK * BLOCK, BLOCK);
         user.round_trip();
     }
-    assert_eq!((user.answers().len(), user.far.look().wanted), (300, 300));
+    assert_eq!((user.answers().len(), user.far.look().requests), (300, 300));
     assert_eq!(user.device.fetched_bytes(), 0);
 }
 
@@ -280,7 +280,7 @@ fn acts() -> impl Strategy<Value = Act> {
 /// Versions of a block: the latest requested and the latest answered.
 #[derive(Clone, Copy, Default)]
 struct Version {
-    wanted: u64,
+    requested: u64,
     answered: u64,
 }
 
@@ -316,7 +316,7 @@ proptest! {
                             false => user.submit(|id| BlockRequest::write(id, (at * BLOCK) as u64, data.into())),
                         };
                         // Zeros carry no version in their data: they count by when they were submitted.
-                        versions[at..at + blocks].iter_mut().for_each(|v| v.wanted = stamp);
+                        versions[at..at + blocks].iter_mut().for_each(|v| v.requested = stamp);
                         changes.insert(id, (at, blocks, stamp));
                     }
                     None
@@ -354,7 +354,7 @@ proptest! {
                         prop_assert!(block.chunks(8).all(|word| word == &block[..8]), "a block is of one version");
                         let is_old = version != 0 && version < not_older;
                         prop_assert!(!is_old, "block {} is {} and was {} before it was asked for", at + n, version, not_older);
-                        prop_assert!(version <= versions[at + n].wanted);
+                        prop_assert!(version <= versions[at + n].requested);
                     }
                 } else if let Some((at, blocks, version)) = changes.remove(&answer.id) {
                     versions[at..at + blocks].iter_mut().for_each(|v| v.answered = version);

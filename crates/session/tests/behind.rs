@@ -39,7 +39,7 @@ impl Far {
     }
 
     /// Its open requests.
-    fn wanted(&self) -> Vec<(BlockOp, u64)> {
+    fn open_requests(&self) -> Vec<(BlockOp, u64)> {
         self.look().waiting.iter().map(|request| (request.op, request.offset / BLOCK)).collect()
     }
 }
@@ -127,16 +127,16 @@ impl<D: BlockDevice> User<D> {
 fn write_is_answered_at_once_and_flush_after_all_writes_have_arrived() {
     let mut user = User::new(WriteBackLayer::new);
     user.write(1, 7);
-    assert_eq!((user.answer(), user.far.wanted()), (Ok(None), vec![(BlockOp::Write, 1)]), "and is on its way");
+    assert_eq!((user.answer(), user.far.open_requests()), (Ok(None), vec![(BlockOp::Write, 1)]), "and is on its way");
     user.read(1);
     assert_eq!(user.answer(), Ok(Some(7)), "from here");
     user.submit(BlockRequest::flush);
     user.write(1, 8);
     assert!(user.answers().is_empty(), "what was written first is there first");
-    assert_eq!(user.far.wanted(), [(BlockOp::Write, 1)], "a flush is asked for when what it covers is there");
+    assert_eq!(user.far.open_requests(), [(BlockOp::Write, 1)], "a flush is asked for when what it covers is there");
     user.round_trip();
     assert_eq!(user.answers(), [Ok(None)], "the second write");
-    assert_eq!(user.far.wanted(), [(BlockOp::Flush, 0), (BlockOp::Write, 1)]);
+    assert_eq!(user.far.open_requests(), [(BlockOp::Flush, 0), (BlockOp::Write, 1)]);
     user.round_trip();
     assert_eq!((user.answer(), user.device.dirty_bytes()), (Ok(None), 0));
 
@@ -153,7 +153,7 @@ fn early_answers_are_bounded_in_bytes_and_number() {
     let mut user = User::new(WriteBackLayer::new);
     (0..300).for_each(|block| user.write(block, 1));
     assert_eq!(user.answers().len(), DIRTY_WRITES_MAX);
-    assert_eq!(user.far.wanted().len(), 300, "all of them are on their way");
+    assert_eq!(user.far.open_requests().len(), 300, "all of them are on their way");
     user.round_trip();
     assert_eq!(user.answers().len(), 300 - DIRTY_WRITES_MAX);
 
@@ -187,9 +187,9 @@ fn data_on_its_way_and_lost_data_are_no_hole() {
     user.write(1, 7);
     assert_eq!(user.answer(), Ok(None));
     ask(&mut user);
-    assert_eq!(user.far.wanted(), [(BlockOp::Write, 1)], "the write comes first");
+    assert_eq!(user.far.open_requests(), [(BlockOp::Write, 1)], "the write comes first");
     user.round_trip();
-    assert_eq!(user.far.wanted(), [(BlockOp::Map, 0)]);
+    assert_eq!(user.far.open_requests(), [(BlockOp::Map, 0)]);
     user.round_trip();
     assert!(!is_hole(&mut user));
 
@@ -199,7 +199,7 @@ fn data_on_its_way_and_lost_data_are_no_hole() {
     user.round_trip();
     assert_eq!(user.answer(), Ok(None));
     ask(&mut user);
-    assert!(!is_hole(&mut user) && user.far.wanted().is_empty(), "a reader has to hear of the loss");
+    assert!(!is_hole(&mut user) && user.far.open_requests().is_empty(), "a reader has to hear of the loss");
 }
 
 #[test]

@@ -308,15 +308,15 @@ fn views_tell_holes_from_data() {
 #[test]
 fn request_buffers_are_reused() {
     let (mut device, mut done) = (device(1), completions());
-    let mut locations = Vec::new();
+    let mut addresses = Vec::new();
     for id in 0..3 {
         device.submit(Instant::ZERO, BlockRequest::read(BlockId(id), 0, 4096).launch(), &mut done);
         let answer = done.pop().unwrap();
-        locations.push(answer.payload.contiguous().as_ptr());
+        addresses.push(answer.payload.contiguous().as_ptr());
         done.pool.recycle(answer.payload);
     }
     assert!(
-        locations.iter().all(|location| *location == locations[0]),
+        addresses.iter().all(|address| *address == addresses[0]),
         "the data path allocates while it warms up and no more"
     );
 }
@@ -701,8 +701,8 @@ fn fuzz_moved_disk_of_another_process_answers_each_request_once() {
         BlockDevice::handle_ready(&mut disk, Instant::ZERO, &mut done);
         let mut left = pending;
         while let Some(answered) = done.pop() {
-            let wanted = left.remove(&answered.id).expect("it was asked, and not answered before");
-            assert_eq!((answered.op, answered.offset), (wanted.0, wanted.1));
+            let request = left.remove(&answered.id).expect("it was asked, and not answered before");
+            assert_eq!((answered.op, answered.offset), (request.0, request.1));
             assert_eq!(answered.result, answer);
         }
         assert!(left.is_empty(), "{left:?} are never answered");

@@ -62,7 +62,7 @@ impl User {
     }
 
     /// The requests that were sent.
-    fn printed(&mut self) -> Vec<FrameHeader> {
+    fn sent(&mut self) -> Vec<FrameHeader> {
         let all = std::iter::from_fn(|| self.remote.poll_message()).map(|message| message.head);
         all.filter(|head| head.kind == FrameKind::Request).collect()
     }
@@ -95,7 +95,7 @@ impl User {
     }
 
     fn answer_all(&mut self) {
-        self.printed().into_iter().for_each(|request| self.answer(request));
+        self.sent().into_iter().for_each(|request| self.answer(request));
     }
 
     fn flush(&mut self) -> Result<(), StoreError> {
@@ -125,13 +125,13 @@ fn writes_that_the_exporter_lost_are_repeated_first_and_in_order() {
     }
     user.answer_all();
     user.write(9);
-    user.printed();
+    user.sent();
     user.machine_restarts(2);
     let again = blocks(&mut user);
     assert_eq!(again.iter().map(|(_, block)| *block).collect::<Vec<_>>(), [Some(3), Some(1), Some(2)]);
     assert!(user.remote.is_rewriting());
     again[..2].iter().for_each(|(head, _)| user.answer(*head));
-    assert!(user.printed().is_empty(), "what was asked later waits for all of them");
+    assert!(user.sent().is_empty(), "what was asked later waits for all of them");
     user.answer(again[2].0);
     assert_eq!(blocks(&mut user).iter().map(|(_, block)| *block).collect::<Vec<_>>(), [Some(9)]);
     while user.done.pop().is_some() {}
@@ -145,7 +145,7 @@ fn flush_waits_for_repeated_writes_and_then_succeeds() {
     user.write(0);
     user.answer_all();
     user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
-    user.printed();
+    user.sent();
     user.machine_restarts(2);
     let again = blocks(&mut user);
     assert_eq!(again.iter().map(|(_, block)| *block).collect::<Vec<_>>(), [Some(0)], "not the flush");
@@ -158,7 +158,7 @@ fn flush_waits_for_repeated_writes_and_then_succeeds() {
     let all: Vec<_> = std::iter::from_fn(|| user.done.pop()).map(|done| (done.id, done.result)).collect();
     assert_eq!(all, [(BlockId(0), Ok(())), (BlockId(50), Ok(()))], "each is answered once");
     user.machine_restarts(4);
-    assert!(user.printed().is_empty(), "what was flushed is not repeated");
+    assert!(user.sent().is_empty(), "what was flushed is not repeated");
 }
 
 #[test]
@@ -170,11 +170,11 @@ fn writes_of_the_same_place_are_repeated_one_after_the_other() {
     }
     user.machine_restarts(2);
     for _ in 0..2 {
-        let again = user.printed();
+        let again = user.sent();
         assert_eq!(again.len(), 1);
         user.answer(again[0]);
     }
-    assert_eq!((user.printed().len(), user.flush()), (0, Ok(())));
+    assert_eq!((user.sent().len(), user.flush()), (0, Ok(())));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn write_that_cannot_be_repeated_is_lost_and_reported_once() {
     user.write(0);
     user.answer_all();
     user.machine_restarts(2);
-    let again = user.printed();
+    let again = user.sent();
     user.refuse(again[0]);
     assert_eq!([user.flush(), user.flush()], [Err(StoreError::Lost), Ok(())]);
 }
@@ -210,7 +210,7 @@ fn writes_are_not_repeated_after_the_disk_went_to_a_successor() {
     user.remote.hold_still(NOW, &mut user.done);
     user.remote.migrate([7; 32]);
     user.machine_restarts(2);
-    assert!(user.printed().is_empty());
+    assert!(user.sent().is_empty());
     assert_eq!(user.flush(), Err(StoreError::Lost), "it may be lost");
 }
 
@@ -220,7 +220,7 @@ fn exporter_whose_machine_keeps_running_has_lost_nothing() {
     user.write(0);
     user.answer_all();
     user.machine_restarts(1);
-    assert!(user.printed().is_empty());
+    assert!(user.sent().is_empty());
     assert_eq!(user.flush(), Ok(()));
 }
 
@@ -230,7 +230,7 @@ fn writes_are_repeated_before_a_flush_that_a_killed_exporter_left_unanswered() {
     user.write(0);
     user.answer_all();
     user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
-    user.printed();
+    user.sent();
     // The machine keeps running, but the kernel may have told the killed process that it could not write.
     user.machine_restarts(1);
     let again = blocks(&mut user);
@@ -248,7 +248,7 @@ fn writes_beyond_what_is_kept_fail_no_flush_that_a_killed_exporter_left_unanswer
         user.answer_all();
     }
     user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
-    user.printed();
+    user.sent();
     user.machine_restarts(1);
     while user.remote.is_rewriting() {
         user.answer_all();
@@ -267,7 +267,7 @@ fn writes_asked_again_or_flushed_are_not_lost() {
     assert_eq!(user.flush(), Ok(()), "it was never answered before, and is there now");
     user.machine_restarts(3);
     user.write(1);
-    user.printed();
+    user.sent();
     user.machine_restarts(4);
     user.answer_all();
     assert_eq!(user.flush(), Ok(()));
@@ -279,10 +279,10 @@ fn flush_covers_writes_answered_before_it_was_submitted_and_no_others() {
     for block in 0..2 {
         user.write(block);
     }
-    let headers = user.printed();
+    let headers = user.sent();
     user.answer(headers[1]);
     user.remote.submit(NOW, BlockRequest::flush(BlockId(50)).launch(), &mut user.done);
-    let flush = user.printed();
+    let flush = user.sent();
     user.answer(headers[0]);
     user.answer(flush[0]);
     user.machine_restarts(2);

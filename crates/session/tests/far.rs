@@ -62,8 +62,8 @@ fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mu
     let mut road = Road::to(device, ROUND_TRIP, is_on);
     let begun = road.now;
     road.open();
-    let wanted = enumerate(&mut road);
-    bind(&mut road, wanted + 1);
+    let last_id = enumerate(&mut road);
+    bind(&mut road, last_id + 1);
     (road.now - begun).as_secs_f64() / ROUND_TRIP.as_secs_f64()
 }
 

@@ -61,14 +61,14 @@ impl World {
                 reason: String::new(),
             };
             let answers =
-                world.requested(OutboundMessage::control(FrameKind::Open, number, 0, open.encode().into())).unwrap();
+                world.exchange(OutboundMessage::control(FrameKind::Open, number, 0, open.encode().into())).unwrap();
             assert_eq!(answers.last().map(|(kind, ..)| *kind), Some(FrameKind::Opened));
         }
         world
     }
 
     /// Sends this to the exporter. Returns the kinds, attachments and bodies of its answers.
-    fn requested(&mut self, message: OutboundMessage) -> Result<Vec<(FrameKind, u16, Vec<u8>)>, ProtocolViolation> {
+    fn exchange(&mut self, message: OutboundMessage) -> Result<Vec<(FrameKind, u16, Vec<u8>)>, ProtocolViolation> {
         self.importer.send(message);
         carry(self.importer.lane_mut(), self.exporter.lane_mut());
         self.exporter.advance(NOW, &mut Disks)?;
@@ -83,7 +83,7 @@ impl World {
     /// Reads the first bytes of an attachment's disk.
     fn read(&mut self, number: u16, tag: u16) -> Vec<u8> {
         let part = block::request_part(&BlockRequest::read(BlockId(tag.into()), 0, 512)).to_vec();
-        let answers = self.requested(OutboundMessage::control(FrameKind::Request, number, tag, part.into())).unwrap();
+        let answers = self.exchange(OutboundMessage::control(FrameKind::Request, number, tag, part.into())).unwrap();
         let [(FrameKind::Reply, answered, body)] = &answers[..] else { panic!("{answers:?}") };
         assert_eq!(*answered, number);
         body.clone()
@@ -99,14 +99,14 @@ fn malformed(number: u16) -> OutboundMessage {
 fn malformed_request_for_one_attachment_ends_that_one_and_the_other_goes_on() {
     let mut world = World::with(2);
     assert_eq!(world.read(1, 1).last(), Some(&1));
-    let answers = world.requested(malformed(2)).unwrap();
+    let answers = world.exchange(malformed(2)).unwrap();
     let [(FrameKind::Closed, 2, body)] = &answers[..] else { panic!("{answers:?}") };
     let end = AttachmentEndNotice::decode(body).unwrap();
     assert!(end.cause == AttachmentEndCause::Refused && end.message.starts_with("cut off: "), "{end:?}");
     assert!(matches!(world.exporter.take_cut_off(), Some((2, _))));
     assert!(world.exporter.is_attached(1) && !world.exporter.is_attached(2));
     // What was on its way for it is dropped.
-    assert_eq!(world.requested(malformed(2)), Ok(Vec::new()));
+    assert_eq!(world.exchange(malformed(2)), Ok(Vec::new()));
     for tag in 2..10 {
         assert_eq!(world.read(1, tag).last(), Some(&1));
     }
@@ -115,5 +115,5 @@ fn malformed_request_for_one_attachment_ends_that_one_and_the_other_goes_on() {
 #[test]
 fn malformed_request_for_the_only_attachment_ends_the_session() {
     let mut world = World::with(1);
-    assert!(world.requested(malformed(1)).is_err());
+    assert!(world.exchange(malformed(1)).is_err());
 }

@@ -314,7 +314,7 @@ fn fuzz_exporter_that_lies() {
         let mut liar = Liar::default();
         near.submit(&Submit::control(1, setup::set_configuration(1)));
         liar.listen(&mut near);
-        let honest = RetSubmit::taken(liar.wanted[0].seqnum, 0).bytes();
+        let honest = RetSubmit::taken(liar.submits[0].seqnum, 0).bytes();
         near.device(|remote, done| relay::receive(remote, &honest, done)).expect("an honest answer");
         let mut client = Client::new(true);
         let mut is_caught = false;
@@ -346,18 +346,18 @@ fn fuzz_exporter_that_lies() {
 #[derive(Default)]
 struct Liar {
     heard: Vec<u8>,
-    wanted: Vec<Submit>,
+    submits: Vec<Submit>,
     unlinks: Vec<u32>,
 }
 
 impl Liar {
     fn listen(&mut self, near: &mut Loopback<farbus_session::RemoteDevice>) {
-        let printed = near.device(|remote, done| {
+        let bytes = near.device(|remote, done| {
             let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
             remote.handle_transmitted(bytes.len(), done);
             bytes
         });
-        self.heard.extend(printed);
+        self.heard.extend(bytes);
         while !self.heard.is_empty() {
             let frame = &self.heard;
             let (command, seqnum) = (word(frame, 0), word(frame, 4));
@@ -374,7 +374,7 @@ impl Liar {
             let total = 48 + data_bytes + 16 * number_of_packets as usize;
             let packets = frame[48 + data_bytes..total].chunks(16).map(Packet::read).collect();
             let submit = Submit { direction, ep, length, number_of_packets, packets, ..Submit::data_in(seqnum, 0, 0) };
-            self.wanted.push(submit);
+            self.submits.push(submit);
             self.heard.drain(..total);
         }
     }
@@ -385,7 +385,7 @@ impl Liar {
             return peer::ret_unlink(self.unlinks.get(at).copied().unwrap_or(7), input.pick(&[0, -104, -2, -71]));
         }
         let back = input.below(6) as usize;
-        let Some(submit) = self.wanted.iter().rev().nth(back) else { return input.bytes(48) };
+        let Some(submit) = self.submits.iter().rev().nth(back) else { return input.bytes(48) };
         let packets: Vec<Packet> = submit.packets.iter().map(|p| Packet { actual: p.length, ..*p }).collect();
         let actual = if packets.is_empty() { submit.length } else { packets.iter().map(|packet| packet.actual).sum() };
         let data = if submit.is_in() { vec![5; actual as usize] } else { Vec::new() };

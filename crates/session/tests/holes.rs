@@ -55,7 +55,7 @@ impl User {
     }
 
     /// The request that was sent, if one was.
-    fn printed(&mut self) -> Option<(FrameHeader, BlockRequest)> {
+    fn sent(&mut self) -> Option<(FrameHeader, BlockRequest)> {
         let all = std::iter::from_fn(|| self.remote.poll_message());
         let message = all.filter(|message| message.head.kind == FrameKind::Request).last()?;
         Some((message.head, decode_request(BlockId(0), &message.part).unwrap()))
@@ -70,7 +70,7 @@ impl User {
         self.hear(head, body);
     }
 
-    fn reported(&mut self) -> ExtentList {
+    fn answered_extents(&mut self) -> ExtentList {
         let done = self.done.pop().expect("it is answered");
         assert_eq!((done.op, done.result), (BlockOp::Map, Ok(())));
         ExtentList::read(&done.payload, done.length).expect("an answer is valid, whatever the exporter says")
@@ -91,10 +91,10 @@ fn exporter_that_knows_holes_is_asked_and_believed_only_what_can_be() {
         (vec![0xff; ExtentList::BYTES].into(), ExtentList::data(1 << 29)),
     ] {
         user.ask();
-        let (head, request) = user.printed().expect("it is asked");
+        let (head, request) = user.sent().expect("it is asked");
         assert_eq!((request.op, request.offset, request.length), (BlockOp::Map, 4096, 1 << 29));
         user.answer(head, payload);
-        assert_eq!(user.reported(), expected);
+        assert_eq!(user.answered_extents(), expected);
     }
     user.remote.close();
 }
@@ -104,17 +104,17 @@ fn disk_of_an_exporter_that_does_not_know_holes_is_all_data() {
     let mut user = User::new();
     user.opened(false);
     user.ask();
-    assert_eq!((user.reported(), user.printed()).0, ExtentList::data(1 << 29), "it is not asked");
+    assert_eq!((user.answered_extents(), user.sent()).0, ExtentList::data(1 << 29), "it is not asked");
     assert_eq!(user.remote.in_flight(), 0);
 
     // What was asked for before the disk was open is sent as a request that every exporter knows.
     let mut user = User::new();
     user.ask();
     user.opened(false);
-    let (head, request) = user.printed().expect("somebody has to answer it");
+    let (head, request) = user.sent().expect("somebody has to answer it");
     assert_eq!((request.op, request.length), (BlockOp::Read, 0));
     user.answer(head, Payload::Empty);
-    assert_eq!(user.reported(), ExtentList::data(1 << 29));
+    assert_eq!(user.answered_extents(), ExtentList::data(1 << 29));
 }
 
 #[test]
@@ -123,6 +123,6 @@ fn disk_behind_modules_is_all_data() {
     user.remote.note_modules();
     user.opened(true);
     user.ask();
-    assert_eq!(user.reported(), ExtentList::data(1 << 29), "a module may make something else of zeros");
-    assert!(user.printed().is_none());
+    assert_eq!(user.answered_extents(), ExtentList::data(1 << 29), "a module may make something else of zeros");
+    assert!(user.sent().is_none());
 }

@@ -64,7 +64,7 @@ fn tell<A: ImporterAttachment>(remote: &mut A, done: &mut A::Done, identity: Opt
     hear(remote, done, FrameKind::Opened, opened.encode());
 }
 
-fn printed<A: ImporterAttachment>(remote: &mut A) -> Vec<OutboundMessage> {
+fn sent<A: ImporterAttachment>(remote: &mut A) -> Vec<OutboundMessage> {
     std::iter::from_fn(|| remote.poll_message()).collect()
 }
 
@@ -81,10 +81,10 @@ fn opened_again<A: ImporterAttachment>(
     tell(&mut remote, &mut done, before, info);
     assert_eq!(remote.state(), &AttachmentState::Open);
     ask(&mut remote, &mut done);
-    printed(&mut remote);
+    sent(&mut remote);
     remote.handle_renewed(NOW, &mut done);
     remote.note_exporter(AFTER);
-    let outbound_messages = printed(&mut remote);
+    let outbound_messages = sent(&mut remote);
     let expected = outbound_messages.iter().find(|message| message.head.kind == FrameKind::Identity);
     let expected = expected.map(|message| IdentityStatement::decode(&message.part).unwrap());
     assert_eq!(
@@ -94,7 +94,7 @@ fn opened_again<A: ImporterAttachment>(
     );
     tell(&mut remote, &mut done, now, info);
     let end = if let AttachmentState::Ended(end) = remote.state() { Some(end.clone()) } else { None };
-    let rest = printed(&mut remote);
+    let rest = sent(&mut remote);
     // Later messages about this attachment must have no effect.
     for kind in [FrameKind::Closed, FrameKind::Refused] {
         hear(
@@ -114,19 +114,19 @@ fn opened_again<A: ImporterAttachment>(
 fn assert_refused(
     (end, messages): (Option<AttachmentEndNotice>, Vec<OutboundMessage>),
     cause: AttachmentEndCause,
-    export_identity: Option<ExportIdentity>,
+    stated_identity: Option<ExportIdentity>,
 ) {
     let end = end.expect("it is refused");
     assert_eq!(end.cause, cause, "{end:?}");
     let named =
-        [Some(HAD), export_identity].into_iter().flatten().all(|identity| end.message.contains(&identity.to_string()));
+        [Some(HAD), stated_identity].into_iter().flatten().all(|identity| end.message.contains(&identity.to_string()));
     assert!(named && end.message.contains("'stick'"), "both are named: {end:?}");
     let kinds: Vec<FrameKind> = messages.iter().map(|message| message.head.kind).collect();
     assert_eq!(kinds, [FrameKind::Close], "nothing is asked of the other device, and it is given back");
 }
 
-fn every_class(export_identity: Option<ExportIdentity>) -> [(Option<AttachmentEndNotice>, Vec<OutboundMessage>); 4] {
-    let both = [Some(HAD), export_identity];
+fn every_class(stated_identity: Option<ExportIdentity>) -> [(Option<AttachmentEndNotice>, Vec<OutboundMessage>); 4] {
+    let both = [Some(HAD), stated_identity];
     let write = |remote: &mut RemoteBlock, done: &mut _| {
         let request = BlockRequest::write(BlockId(1), 0, vec![1; 512].into());
         BlockDevice::submit(remote, NOW, request.launch(), done);

@@ -71,7 +71,7 @@ fn every_order<W: World>(name: &str, events_max: usize, begin: impl Fn() -> W) -
 fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn() -> W, tried: &mut Tried) -> bool {
     let (world, has_changed) = replay(path, begin);
     let events = if has_changed && path.len() < events_max { world.events() } else { Vec::new() };
-    printed(path, || world.disconnect());
+    with_path_printed(path, || world.disconnect());
     if !has_changed {
         return false;
     }
@@ -84,7 +84,7 @@ fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn()
     }
     if is_end {
         let (world, _) = replay(path, begin);
-        printed(path, || world.settle());
+        with_path_printed(path, || world.settle());
         tried.whole += 1;
     }
     true
@@ -92,7 +92,7 @@ fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn()
 
 /// A world after these events, and whether the last one changed anything.
 fn replay<W: World>(path: &[Event], begin: &impl Fn() -> W) -> (W, bool) {
-    printed(path, || {
+    with_path_printed(path, || {
         let mut world = begin();
         let mut has_changed = true;
         for &event in path {
@@ -103,16 +103,16 @@ fn replay<W: World>(path: &[Event], begin: &impl Fn() -> W) -> (W, bool) {
 }
 
 /// Prints the order of events if an assertion fails in it.
-fn printed<T>(path: &[Event], act: impl FnOnce() -> T) -> T {
-    let printed = Said(path);
+fn with_path_printed<T>(path: &[Event], act: impl FnOnce() -> T) -> T {
+    let printer = PathPrinter(path);
     let result = act();
-    std::mem::forget(printed);
+    std::mem::forget(printer);
     result
 }
 
-struct Said<'a>(&'a [Event]);
+struct PathPrinter<'a>(&'a [Event]);
 
-impl Drop for Said<'_> {
+impl Drop for PathPrinter<'_> {
     fn drop(&mut self) {
         eprintln!("in this order: {:?}", self.0);
     }
@@ -155,14 +155,14 @@ const RESET_SIGN: u32 = 1000;
 
 /// What the client has requested so far.
 #[derive(Default)]
-struct Asked {
+struct ClientProgress {
     submits: usize,
     /// Number of unlinks of each request.
     unlinks: Vec<u32>,
     reset_sign: bool,
 }
 
-impl Asked {
+impl ClientProgress {
     fn new(plan: &Plan) -> Self {
         Self { unlinks: vec![0; plan.submits.len()], ..Self::default() }
     }
@@ -214,7 +214,7 @@ impl Asked {
 struct FaceToFace<'a> {
     plan: &'a Plan,
     loopback: Loopback<Scripted>,
-    wanted: Asked,
+    client: ClientProgress,
 }
 
 impl<'a> FaceToFace<'a> {
@@ -223,13 +223,13 @@ impl<'a> FaceToFace<'a> {
         loopback.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
         loopback.device(|device, done| device.complete(EpAddr::CONTROL, done));
         loopback.read();
-        Self { plan, loopback, wanted: Asked::new(plan) }
+        Self { plan, loopback, client: ClientProgress::new(plan) }
     }
 }
 
 impl World for FaceToFace<'_> {
     fn events(&self) -> Vec<Event> {
-        let mut events = self.wanted.events(self.plan);
+        let mut events = self.client.events(self.plan);
         events.extend(self.plan.endpoints().into_iter().map(Event::Complete));
         events.extend([Event::Complete(EpAddr::CONTROL), Event::LetGo, Event::Read]);
         events
@@ -240,7 +240,7 @@ impl World for FaceToFace<'_> {
             Event::Complete(endpoint) => self.loopback.device(|device, done| device.complete(endpoint, done)),
             Event::LetGo => self.loopback.device(|device, done| device.let_go(done)),
             Event::Read => !self.loopback.read().is_empty(),
-            event => self.wanted.play(event, self.plan, &mut self.loopback),
+            event => self.client.play(event, self.plan, &mut self.loopback),
         }
     }
 
@@ -251,7 +251,7 @@ impl World for FaceToFace<'_> {
     }
 
     fn settle(mut self) {
-        self.wanted.submit_overtaken(self.plan, &mut self.loopback);
+        self.client.submit_overtaken(self.plan, &mut self.loopback);
         settle(&mut self.loopback);
         self.loopback.checker.assert_settled();
         self.disconnect();
@@ -279,18 +279,18 @@ fn complete_any(device: &mut Scripted, done: &mut farbus_model::CompletionQueue)
 struct Relayed<'a> {
     plan: &'a Plan,
     relay: Relay,
-    wanted: Asked,
+    client: ClientProgress,
 }
 
 impl<'a> Relayed<'a> {
     fn new(plan: &'a Plan, manners: Manners) -> Self {
-        Self { plan, relay: Relay::new(manners, LIMITS), wanted: Asked::new(plan) }
+        Self { plan, relay: Relay::new(manners, LIMITS), client: ClientProgress::new(plan) }
     }
 }
 
 impl World for Relayed<'_> {
     fn events(&self) -> Vec<Event> {
-        let mut events = self.wanted.events(self.plan);
+        let mut events = self.client.events(self.plan);
         events.extend(self.plan.endpoints().into_iter().map(Event::Complete));
         events.extend([Event::LetGo, Event::CarryThere, Event::CarryBack]);
         events
@@ -302,7 +302,7 @@ impl World for Relayed<'_> {
             Event::LetGo => self.relay.far.device(|device, done| device.let_go(done)),
             Event::CarryThere => self.relay.carry_there(usize::MAX),
             Event::CarryBack => self.relay.carry_back(usize::MAX),
-            event => self.wanted.play(event, self.plan, &mut self.relay.near),
+            event => self.client.play(event, self.plan, &mut self.relay.near),
         };
         // The kernel always reads.
         self.relay.near.read();
@@ -316,7 +316,7 @@ impl World for Relayed<'_> {
     }
 
     fn settle(mut self) {
-        self.wanted.submit_overtaken(self.plan, &mut self.relay.near);
+        self.client.submit_overtaken(self.plan, &mut self.relay.near);
         loop {
             self.relay.settle();
             let far = &mut self.relay.far;

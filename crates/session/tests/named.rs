@@ -111,8 +111,8 @@ fn disk() -> OpenRequest {
 
 /// Opens a disk through these modules as attachment `number`: the importer's halves, or why not; `None` if they serve
 /// no disk or need a file.
-fn opened(session: &mut ExporterSession, number: u16, wanted: &str) -> Option<Result<ModulePipeline, String>> {
-    let specs = vec![wanted.parse::<ModuleSpec>().unwrap(); 8];
+fn opened(session: &mut ExporterSession, number: u16, spec_text: &str) -> Option<Result<ModulePipeline, String>> {
+    let specs = vec![spec_text.parse::<ModuleSpec>().unwrap(); 8];
     let recipe = PipelineRecipe::new(&ModuleCatalogue::builtin(), &specs, &mut |_: &str| Err(String::new())).ok()?;
     let context =
         ModuleContext { role: ModuleRole::Importer, class: module::ModuleDeviceClass::Block, failed: Payload::Empty };
@@ -175,15 +175,15 @@ fn memory() -> usize {
 fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memory() {
     let base = memory();
     let mut cases = 0;
-    for wanted in all_asked() {
+    for spec_text in all_asked() {
         let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
         let peer = MemoryAccount::of_peer(&process);
         // Whatever processor time they take: their owner named them.
         let mut session = session(&peer, &["zstd"]);
-        let Some(opened) = opened(&mut session, 1, &wanted) else { continue };
+        let Some(opened) = opened(&mut session, 1, &spec_text) else { continue };
         let Ok(mut halves) = opened else {
             session.finish(NOW);
-            assert_eq!(peer.used(), 0, "{wanted}: nothing is kept of what was refused");
+            assert_eq!(peer.used(), 0, "{spec_text}: nothing is kept of what was refused");
             continue;
         };
         let (mut most, mut end) = (0, None);
@@ -198,11 +198,11 @@ fn whatever_modules_a_peer_names_it_makes_an_exporter_hold_no_more_than_its_memo
             }
         }
         let grown = memory().saturating_sub(base);
-        println!("{wanted}: {} KiB held, grown {} MiB, {end:?}", most >> 10, grown >> 20);
-        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{wanted}: {} bytes", peer.used());
-        assert!(grown < 160 * MIB, "{wanted}: grown by {grown} bytes");
+        println!("{spec_text}: {} KiB held, grown {} MiB, {end:?}", most >> 10, grown >> 20);
+        assert!(peer.used() <= MemoryBudget::DEFAULT.peer_bytes, "{spec_text}: {} bytes", peer.used());
+        assert!(grown < 160 * MIB, "{spec_text}: grown by {grown} bytes");
         session.finish(NOW);
-        assert_eq!(peer.used(), 0, "{wanted}: all was given back");
+        assert_eq!(peer.used(), 0, "{spec_text}: all was given back");
         cases += 1;
     }
     assert!(cases >= 20, "{cases} cases");

@@ -174,7 +174,7 @@ fn control(setup: SetupPacket) -> RedirMessage {
 }
 
 /// Outcome and length of a transfer's packet.
-fn printed(packet: &RedirPacket) -> (RedirStatus, u32) {
+fn outcome_of(packet: &RedirPacket) -> (RedirStatus, u32) {
     match &packet.message {
         RedirMessage::Bulk(data)
         | RedirMessage::Interrupt(data)
@@ -218,7 +218,7 @@ fn guest_of_the_first_protocol_version_is_served() {
     table.say(8, bulk_in(512));
     assert!(table.complete(BULK_IN));
     let answer = table.read();
-    assert_eq!((answer[0].id, printed(&answer[0])), (8, (RedirStatus::Success, 512)));
+    assert_eq!((answer[0].id, outcome_of(&answer[0])), (8, (RedirStatus::Success, 512)));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn selecting_a_configuration_cancels_requests_in_flight() {
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
     let packets = table.ask(2, RedirMessage::SetConfiguration(1));
     assert_eq!(kinds(&packets), [101, 4, 5, 8]);
-    assert_eq!((printed(&packets[0]), table.host.session().in_flight()), ((RedirStatus::Cancelled, 0), 0));
+    assert_eq!((outcome_of(&packets[0]), table.host.session().in_flight()), ((RedirStatus::Cancelled, 0), 0));
 }
 
 #[test]
@@ -281,18 +281,18 @@ fn transfers_go_to_endpoints_of_their_kind() {
     for (id, message) in wrong.into_iter().enumerate() {
         let kind = message.kind();
         let packets = table.ask(id as u64, message);
-        assert_eq!((kinds(&packets), printed(&packets[0])), (vec![kind], (RedirStatus::Invalid, 0)));
+        assert_eq!((kinds(&packets), outcome_of(&packets[0])), (vec![kind], (RedirStatus::Invalid, 0)));
     }
     table.say(9, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"abc")));
     assert!(table.complete(INTERRUPT_OUT));
     assert_eq!(
-        printed(&table.read()[0]),
+        outcome_of(&table.read()[0]),
         (RedirStatus::Success, 3),
         "an OUT answer says what moved and carries nothing"
     );
     table.say(10, bulk_in(8));
     table.fail(BULK_IN, UrbStatus::Stall);
-    assert_eq!(printed(&table.read()[0]), (RedirStatus::Stall, 0));
+    assert_eq!(outcome_of(&table.read()[0]), (RedirStatus::Stall, 0));
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn isochronous_packets_come_in_time_or_are_dropped() {
     let redir_packets = table.read();
     // Of forty packets, one on the connection and twelve in the queue.
     assert_eq!((redir_packets.len(), table.host.session().dropped()), (13, 27));
-    assert!(redir_packets.iter().all(|packet| printed(packet) == (RedirStatus::Success, 1024)));
+    assert!(redir_packets.iter().all(|packet| outcome_of(packet) == (RedirStatus::Success, 1024)));
     let bytes = |packet: &RedirPacket| match &packet.message {
         RedirMessage::Iso(data) => data.payload.contiguous()[0],
         other => panic!("{other:?}"),
@@ -452,7 +452,7 @@ fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
     }
     let redir_packets = table.read();
     assert_eq!(kinds(&redir_packets[..16]), [103; 16]);
-    assert!(redir_packets[..16].iter().all(|packet| printed(packet) == (RedirStatus::IoError, 0)));
+    assert!(redir_packets[..16].iter().all(|packet| outcome_of(packet) == (RedirStatus::IoError, 0)));
     assert!(matches!(
         redir_packets[16].message,
         RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }
@@ -469,7 +469,8 @@ fn reset_ends_streams_and_transfers_once_each() {
     table.read();
     let packets = table.ask(0, RedirMessage::Reset);
     assert!(matches!(packets[0].message, RedirMessage::InterruptReceivingStatus { outcome: RedirStatus::Stall, .. }));
-    let ended: BTreeMap<u64, RedirStatus> = packets[1..].iter().map(|packet| (packet.id, printed(packet).0)).collect();
+    let ended: BTreeMap<u64, RedirStatus> =
+        packets[1..].iter().map(|packet| (packet.id, outcome_of(packet).0)).collect();
     assert_eq!(ended, BTreeMap::from([(1, RedirStatus::Cancelled), (2, RedirStatus::Cancelled)]));
     assert_eq!((packets.len(), table.host.session().in_flight()), (3, 0));
     assert_eq!(kinds(&table.ask(3, RedirMessage::SetConfiguration(1))), [4, 5, 8]);
@@ -500,10 +501,10 @@ fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
     table.host.handle_gone(table.now);
     table.advance().unwrap();
     let packets = table.read();
-    assert_eq!((kinds(&packets), printed(&packets[0])), (vec![101, 2], (RedirStatus::IoError, 0)));
+    assert_eq!((kinds(&packets), outcome_of(&packets[0])), (vec![101, 2], (RedirStatus::IoError, 0)));
     assert!(!table.host.is_finished());
     let packets = table.ask(2, bulk_in(64));
-    assert_eq!(printed(&packets[0]), (RedirStatus::IoError, 0), "what crossed it is answered");
+    assert_eq!(outcome_of(&packets[0]), (RedirStatus::IoError, 0), "what crossed it is answered");
     table.say(0, RedirMessage::DeviceDisconnectAck);
     assert!(table.host.is_finished());
     let mut old = Table::with(Scripted::new(Manners::default()), LIMITS, RedirCapabilitySet::NONE);
@@ -521,7 +522,7 @@ fn filter_reject_cancels_transfers_and_marks_the_device_refused() {
     table.say(0, RedirMessage::FilterReject);
     let packets = table.read();
     assert_eq!(
-        (table.host.session().is_refused(), printed(packets.last().unwrap())),
+        (table.host.session().is_refused(), outcome_of(packets.last().unwrap())),
         (true, (RedirStatus::Cancelled, 0))
     );
 }
@@ -545,9 +546,9 @@ fn excess_requests_are_refused_packet_by_packet() {
     table.say(1, bulk_in(600));
     table.say(2, bulk_in(600));
     let packets = table.ask(3, bulk_in(600));
-    assert_eq!((packets[0].id, printed(&packets[0])), (3, (RedirStatus::IoError, 0)));
+    assert_eq!((packets[0].id, outcome_of(&packets[0])), (3, (RedirStatus::IoError, 0)));
     table.say(2, RedirMessage::CancelDataPacket);
-    assert_eq!(printed(&table.read()[0]), (RedirStatus::Cancelled, 0), "and a cancel waits for nobody");
+    assert_eq!(outcome_of(&table.read()[0]), (RedirStatus::Cancelled, 0), "and a cancel waits for nobody");
     assert_eq!(table.host.counters().no_credit, 1);
 }
 
@@ -560,18 +561,18 @@ fn id_in_flight_is_reused_only_after_a_cancel() {
     assert_eq!(table.read(), []);
     let packets = table.ask(5, bulk_in(16));
     assert_eq!(
-        (packets.len(), printed(&packets[0])),
+        (packets.len(), outcome_of(&packets[0])),
         (1, (RedirStatus::Cancelled, 0)),
         "the old one, before the new one begins"
     );
     assert!(table.complete(BULK_IN) && table.complete(BULK_IN));
     let packets = table.read();
-    assert_eq!((packets.len(), printed(&packets[0])), (1, (RedirStatus::Success, 16)));
+    assert_eq!((packets.len(), outcome_of(&packets[0])), (1, (RedirStatus::Success, 16)));
     table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"a")));
     table.say(6, RedirMessage::Interrupt(out(INTERRUPT_OUT, b"bc")));
     assert!(table.complete(INTERRUPT_OUT) && table.complete(INTERRUPT_OUT));
     assert_eq!(
-        table.read().iter().map(printed).collect::<Vec<_>>(),
+        table.read().iter().map(outcome_of).collect::<Vec<_>>(),
         [(RedirStatus::Success, 1), (RedirStatus::Success, 2)]
     );
     table.say(7, bulk_in(8));
@@ -684,7 +685,7 @@ fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     answers.retain(|answer| *answer != (0, 17));
     answers.sort_by_key(|answer| MOVED.iter().position(|moved| moved == answer));
     assert_eq!(answers, MOVED, "each once");
-    let of = |id| packets.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(printed);
+    let of = |id| packets.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(outcome_of);
     assert_eq!((of(1), of(2)), (Some((RedirStatus::Success, 64)), Some((RedirStatus::Success, 3))));
     assert_eq!(
         (of(3), of(4), of(5)),
@@ -839,7 +840,7 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
     let hear = |open: &mut Vec<(u32, bool)>, packets: Vec<RedirPacket>| {
         for packet in packets {
             let (length, is_cancelled) = open.remove(0);
-            match printed(&packet) {
+            match outcome_of(&packet) {
                 (RedirStatus::Cancelled, 0) => assert!(is_cancelled, "nothing is cancelled by itself: {steps:?}"),
                 (RedirStatus::Success, moved) => assert_eq!(moved, length, "an answer is its own submit's: {steps:?}"),
                 other => panic!("{other:?}: {steps:?}"),

@@ -132,13 +132,13 @@ fn against_current_exporter(then: &Transcript) -> Transcript {
         let at = Instant::from_nanos(turn.at_ns);
         loopback.pass(at - loopback.now);
         if turn.who == Who::Client {
-            now.printed(Who::Client, turn.at_ns, &turn.bytes);
+            now.record(Who::Client, turn.at_ns, &turn.bytes);
             loopback.receive(&turn.bytes).expect("a released client breaks no rule");
         } else {
-            now.printed(Who::Server, turn.at_ns, &loopback.read_bytes(usize::MAX));
+            now.record(Who::Server, turn.at_ns, &loopback.read_bytes(usize::MAX));
         }
     }
-    now.printed(Who::Server, loopback.now.as_nanos(), &loopback.read_bytes(usize::MAX));
+    now.record(Who::Server, loopback.now.as_nanos(), &loopback.read_bytes(usize::MAX));
     now
 }
 

@@ -132,7 +132,7 @@ fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
     assert_eq!(missing, missing_ps);
     let now = ledger.plan("bus").unwrap();
     assert!(
-        placements.iter().take(3).all(|location| now.placement(location.id) == Some(*location)),
+        placements.iter().take(3).all(|placement| now.placement(placement.id) == Some(*placement)),
         "who stays is not moved"
     );
     // Further ones of high criticality, until one has no room left: none of high criticality is displaced.
@@ -194,25 +194,25 @@ fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
 fn device_without_bus_reserves_its_path_and_a_processor() {
     let (mut ledger, disk) = (HostReservationLedger::new(4, COST), DeviceBusProfile::without_bus());
     ledger.note_path("desk", MeasuredPath { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
-    let wanted = |endpoint, bytes, period, criticality| ReservationTerms {
+    let terms = |endpoint, bytes, period, criticality| ReservationTerms {
         criticality,
         latency_ns: 0,
         claims: vec![EndpointBandwidth { endpoint, bytes, period }],
         ..ReservationTerms::default()
     };
     let why = |ledger: &mut HostReservationLedger, endpoint, bytes, period| {
-        ask(ledger, "disk", &disk, wanted(endpoint, bytes, period, ReservationCriticality::Low)).unwrap_err().lack()
+        ask(ledger, "disk", &disk, terms(endpoint, bytes, period, ReservationCriticality::Low)).unwrap_err().lack()
     };
     assert_eq!(why(&mut ledger, 0x81, 512, 8), (ScarceResource::Endpoint, 0x81));
     assert_eq!(why(&mut ledger, 0, 0, 8), (ScarceResource::Budget, 0));
     assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [ScarceResource::Period; 2]);
     // 16 MB/s exceed a path of 36 Mb/s; 2 MB/s fit, with any period, and no bus is involved.
     assert_eq!(why(&mut ledger, 0, 2000, 1).0, ScarceResource::Rate);
-    ask(&mut ledger, "disk", &disk, wanted(0, 6000, 24, ReservationCriticality::Low)).unwrap();
+    ask(&mut ledger, "disk", &disk, terms(0, 6000, 24, ReservationCriticality::Low)).unwrap();
     let report = ledger.report("disk").unwrap();
     assert_eq!((report.state, report.bus_ppm, report.path_bits_per_s), (ReservationState::Admitted, 0, 16_574_333));
     assert!(report.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", report.bound_ns);
-    ask(&mut ledger, "frames", &disk, wanted(0, 2000, 8, ReservationCriticality::Low)).unwrap();
+    ask(&mut ledger, "frames", &disk, terms(0, 2000, 8, ReservationCriticality::Low)).unwrap();
     ask(&mut ledger, "zero", &carrier("bus", UsbSpeed::High), stream(ReservationCriticality::High, 1024, 8)).unwrap();
     assert_eq!(
         [state(&ledger, "disk"), state(&ledger, "frames")],
@@ -288,10 +288,10 @@ fn check(ledger: &mut HostReservationLedger, buses: &[&str], paths: &[&str]) {
     for bus in buses {
         let Some(plan) = ledger.plan(bus) else { continue };
         for interval in 0..plan.cycle() {
-            let is_there = |location: &&farbus_realtime::schedule::EndpointPlacement| {
-                interval % location.every == location.start % location.every
+            let is_there = |placement: &&farbus_realtime::schedule::EndpointPlacement| {
+                interval % placement.every == placement.start % placement.every
             };
-            let used: u64 = plan.placements().iter().filter(is_there).map(|location| location.time_ps).sum();
+            let used: u64 = plan.placements().iter().filter(is_there).map(|placement| placement.time_ps).sum();
             assert!(used + plan.reservation_ps() <= interval_ps(plan.speed()), "more than an interval has");
         }
     }

@@ -76,7 +76,7 @@ impl World {
         let mut world = Self { importer, exporter, notes: Notes::default() };
         for (number, mode) in [(ALONE, AttachmentMode::Exclusive), (READ, AttachmentMode::Read)] {
             let answers = world
-                .requested(OutboundMessage::control(FrameKind::Open, number, 0, open(mode).encode().into()))
+                .exchange(OutboundMessage::control(FrameKind::Open, number, 0, open(mode).encode().into()))
                 .unwrap();
             assert_eq!(answers.last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
         }
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Sends this to the exporter. Returns the kinds and bodies of its answers.
-    fn requested(
+    fn exchange(
         &mut self,
         message: OutboundMessage,
     ) -> Result<Vec<(FrameKind, Vec<u8>)>, farbus_session::ProtocolViolation> {
@@ -99,10 +99,10 @@ impl World {
         Ok(answers)
     }
 
-    fn printed(&mut self, number: u16, step: DiskMoveStep) -> Option<DiskMoveMessage> {
+    fn say(&mut self, number: u16, step: DiskMoveStep) -> Option<DiskMoveMessage> {
         let part = DiskMoveMessage::Says(step).encode().into();
         let answers = self
-            .requested(OutboundMessage::control(FrameKind::Retire, number, 0, part))
+            .exchange(OutboundMessage::control(FrameKind::Retire, number, 0, part))
             .expect("it keeps to the protocol");
         let (kind, body) = answers.into_iter().next()?;
         assert_eq!(kind, FrameKind::Retire);
@@ -118,15 +118,15 @@ fn open(mode: AttachmentMode) -> OpenRequest {
 fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
     let mut world = World::new();
     for step in [DiskMoveStep::Moving, DiskMoveStep::Moved, DiskMoveStep::Stays] {
-        assert_eq!(world.printed(ALONE, step), Some(DiskMoveMessage::Noted(step)));
+        assert_eq!(world.say(ALONE, step), Some(DiskMoveMessage::Noted(step)));
         assert_eq!(world.notes.steps.pop(), Some(("disk".to_owned(), 7, step)));
-        let Some(DiskMoveMessage::Unable(answered, why)) = world.printed(READ, step) else { panic!("a reader can") };
+        let Some(DiskMoveMessage::Unable(answered, why)) = world.say(READ, step) else { panic!("a reader can") };
         assert!(answered == step && why.contains("alone"), "{why}");
-        assert_eq!(world.printed(NOTHING, step), None);
+        assert_eq!(world.say(NOTHING, step), None);
         assert_eq!(world.notes.steps, [], "nothing is noted for the others");
     }
     for stated in 4..100 {
-        let answer = world.printed(ALONE, DiskMoveStep::Moving);
+        let answer = world.say(ALONE, DiskMoveStep::Moving);
         assert_eq!(
             answer == Some(DiskMoveMessage::Noted(DiskMoveStep::Moving)),
             stated <= 64,
@@ -137,14 +137,14 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
     let mut world = World::new();
     world.notes.is_full = true;
     assert_eq!(
-        world.printed(ALONE, DiskMoveStep::Moving),
+        world.say(ALONE, DiskMoveStep::Moving),
         Some(DiskMoveMessage::Unable(DiskMoveStep::Moving, "no room".into()))
     );
-    let later = world.requested(OutboundMessage::control(FrameKind::Retire, ALONE, 0, vec![9, 9].into()));
+    let later = world.exchange(OutboundMessage::control(FrameKind::Retire, ALONE, 0, vec![9, 9].into()));
     assert_eq!(later, Ok(Vec::new()), "a word of a later version is passed over");
     let answer = DiskMoveMessage::Noted(DiskMoveStep::Moved).encode().into();
     assert!(
-        world.requested(OutboundMessage::control(FrameKind::Retire, ALONE, 0, answer)).is_err(),
+        world.exchange(OutboundMessage::control(FrameKind::Retire, ALONE, 0, answer)).is_err(),
         "an importer answers nothing"
     );
 }
@@ -152,14 +152,14 @@ fn only_the_host_that_has_a_disk_alone_can_say_that_it_moves() {
 #[test]
 fn that_a_disk_is_overwritten_counts_for_the_device_that_is_opened_next_alone() {
     let mut world = World::new();
-    world.printed(ALONE, DiskMoveStep::Overwrites);
+    world.say(ALONE, DiskMoveStep::Overwrites);
     assert!(world.notes.overwritten.is_empty(), "it is open already");
-    assert_eq!(world.printed(NOTHING, DiskMoveStep::Overwrites), None, "there is nothing to answer yet");
+    assert_eq!(world.say(NOTHING, DiskMoveStep::Overwrites), None, "there is nothing to answer yet");
     assert!(world.notes.overwritten.is_empty());
     for number in [NOTHING, NOTHING + 1] {
         let outbound_message =
             OutboundMessage::control(FrameKind::Open, number, 0, open(AttachmentMode::Exclusive).encode().into());
-        assert_eq!(world.requested(outbound_message).unwrap().last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
+        assert_eq!(world.exchange(outbound_message).unwrap().last().map(|(kind, _)| *kind), Some(FrameKind::Opened));
     }
     assert_eq!(world.notes.overwritten, ["disk"]);
     let mut remote = RemoteBlock::new(1, open(AttachmentMode::Exclusive)).overwriting();

@@ -19,7 +19,7 @@ use farbus_session::block::swap::{
 };
 use farbus_session::block::{MediumSwap, MediumSwitch, MemoryMedium, SparseMemory};
 use random::Random;
-use watched::{Asked, Watched};
+use watched::{StoreAccess, Watched};
 use world::{Fault, Shared, World};
 
 /// Number of worlds that are played.
@@ -206,8 +206,8 @@ fn write_lost_by_the_destination_is_found_before_the_switch() {
 
 #[test]
 fn bad_block_is_reported_with_its_page() {
-    let bad = Watched::new(memory(4 << 20), |wanted, range| match wanted {
-        Asked::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
+    let bad = Watched::new(memory(4 << 20), |access, range| match access {
+        StoreAccess::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
         _ => Ok(()),
     });
     let switch = MediumSwitch::new(bad).unwrap();
@@ -220,8 +220,8 @@ fn bad_block_is_reported_with_its_page() {
 /// A disk that refuses long requests, or whose error was gone at the second attempt, has no bad block.
 #[test]
 fn source_that_can_be_read_block_by_block_is_swapped() {
-    let picky = Watched::new(memory(4 << 20), |wanted, range| match wanted {
-        Asked::Read if range.end - range.start > 4096 => Err(StoreError::Medium),
+    let picky = Watched::new(memory(4 << 20), |access, range| match access {
+        StoreAccess::Read if range.end - range.start > 4096 => Err(StoreError::Medium),
         _ => Ok(()),
     });
     let switch = MediumSwitch::new(picky).unwrap();
@@ -248,11 +248,11 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
     // The writer, once its write may meet the copy of a piece.
     let waiting = Arc::new(Mutex::new(None::<Box<dyn BlockStore>>));
     let writer = Arc::new(Mutex::new(None));
-    let (wanted, has_asked) = std::sync::mpsc::channel();
+    let (report_read, has_asked) = std::sync::mpsc::channel();
     let has_asked = Mutex::new(has_asked);
     let (waits, writes_now) = (Arc::clone(&waiting), Arc::clone(&writer));
     let source = Watched::new(memory(1 << 20), move |kind, _| {
-        if kind == Asked::Read
+        if kind == StoreAccess::Read
             && let Some(mut user) = waits.lock().unwrap().take()
         {
             let thread = std::thread::Builder::new().name("writer".into());
@@ -264,7 +264,7 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
         Ok(())
     });
     let destination = Watched::new(memory(1 << 20), move |kind, _| {
-        if kind == Asked::Write {
+        if kind == StoreAccess::Write {
             writes();
         }
         Ok(())
@@ -278,7 +278,7 @@ fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
         move || {
             let moment = now();
             if std::thread::current().name() == Some("writer") {
-                let _ = wanted.send(());
+                let _ = report_read.send(());
             }
             moment
         }
@@ -339,8 +339,8 @@ fn read_only_device_stays_read_only_on_a_writable_medium() {
 fn swap_is_given_up_after_waiting_for_a_hanging_request() {
     let hold = Arc::new((Mutex::new(()), AtomicBool::new(false)));
     let holding = Arc::clone(&hold);
-    let hanging = Watched::new(memory(1 << 20), move |wanted, _| {
-        if wanted == Asked::Write {
+    let hanging = Watched::new(memory(1 << 20), move |access, _| {
+        if access == StoreAccess::Write {
             holding.1.store(true, Ordering::Release);
             drop(holding.0.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -394,8 +394,8 @@ fn write_after_the_decision_to_a_failed_place_of_the_source_is_not_lost() {
     }
     let is_failing = Arc::new(AtomicBool::new(false));
     let fails = Arc::clone(&is_failing);
-    let failing = Watched::new(memory(1 << 20), move |wanted, _| match wanted {
-        Asked::Write if fails.load(Ordering::Relaxed) => Err(StoreError::Medium),
+    let failing = Watched::new(memory(1 << 20), move |access, _| match access {
+        StoreAccess::Write if fails.load(Ordering::Relaxed) => Err(StoreError::Medium),
         _ => Ok(()),
     });
     let switch = MediumSwitch::new(failing).unwrap();

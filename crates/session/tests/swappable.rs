@@ -202,7 +202,7 @@ impl Sector {
 }
 
 /// A request of the user.
-struct Asked {
+struct UnansweredSectors {
     op: BlockOp,
     sectors: std::ops::Range<u64>,
     begun: u64,
@@ -224,7 +224,7 @@ struct World {
     /// Until then no note is made.
     slow_until: u64,
     sectors: Vec<Sector>,
-    wanted: BTreeMap<u64, Asked>,
+    unanswered: BTreeMap<u64, UnansweredSectors>,
     clock: u64,
     ids: u64,
     ended: Option<Result<SwapReport, SwapError>>,
@@ -254,7 +254,7 @@ impl World {
             note: None,
             slow_until: 0,
             sectors: vec![Sector::new(); SECTORS as usize],
-            wanted: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             clock: 1,
             ids: 0,
             ended: None,
@@ -303,7 +303,7 @@ impl World {
         }
         assert!(restore(&saved, other).is_err() && restore(&saved[..saved.len() - 1], held()).is_err());
         let (disk, pending) = restore(&saved, held()).unwrap();
-        assert!(pending.keys().map(|id| id.0).eq(self.wanted.keys().copied()), "seed {}", self.seed);
+        assert!(pending.keys().map(|id| id.0).eq(self.unanswered.keys().copied()), "seed {}", self.seed);
         BlockDevice::leave(&mut self.disk);
         self.disk = disk;
         Some(pending.len())
@@ -338,8 +338,9 @@ impl World {
         }
         let range = sectors.start as usize..sectors.end as usize;
         let before = self.sectors[range].iter().map(Sector::possible).collect();
-        let wanted = Asked { op: request.op, sectors, begun: self.clock, before, is_durable: request.is_durable };
-        self.wanted.insert(id.0, wanted);
+        let unanswered =
+            UnansweredSectors { op: request.op, sectors, begun: self.clock, before, is_durable: request.is_durable };
+        self.unanswered.insert(id.0, unanswered);
         let now = self.now();
         self.disk.submit(now, request.launch(), &mut self.done);
         self.hear();
@@ -349,15 +350,15 @@ impl World {
     fn hear(&mut self) {
         while let Some(answer) = self.done.pop() {
             self.clock += 1;
-            let wanted = self.wanted.remove(&answer.id.0).expect("it is answered once");
-            assert_eq!(answer.result, Ok(()), "seed {}: {:?}", self.seed, wanted.op);
-            let (now, begun) = (self.clock, wanted.begun);
-            for (at, before) in wanted.sectors.clone().zip(&wanted.before) {
+            let unanswered = self.unanswered.remove(&answer.id.0).expect("it is answered once");
+            assert_eq!(answer.result, Ok(()), "seed {}: {:?}", self.seed, unanswered.op);
+            let (now, begun) = (self.clock, unanswered.begun);
+            for (at, before) in unanswered.sectors.clone().zip(&unanswered.before) {
                 let sector = &mut self.sectors[at as usize];
-                match wanted.op {
+                match unanswered.op {
                     BlockOp::Read => {
                         let bytes = answer.payload.contiguous();
-                        let value = value_at(&bytes, at - wanted.sectors.start);
+                        let value = value_at(&bytes, at - unanswered.sectors.start);
                         let is_since = sector.writes.iter().any(|write| write.value == value && write.begun > begun);
                         let is_known = before.contains(&value) || is_since;
                         assert!(is_known, "seed {}: sector {at} reads {value}, of {before:?}", self.seed);
@@ -376,7 +377,7 @@ impl World {
                         if let Some(own) = sector.writes.iter_mut().find(|write| write.begun == begun) {
                             own.answered = Some(now);
                         }
-                        if wanted.is_durable {
+                        if unanswered.is_durable {
                             let possible = sector.possible();
                             sector.durable.retain(|value, since| *since >= begun || possible.contains(value));
                         }
@@ -391,7 +392,7 @@ impl World {
         self.clock += 1;
         let now = self.now();
         match self.chance.below(8) {
-            0..2 if self.wanted.len() < 12 => self.ask(),
+            0..2 if self.unanswered.len() < 12 => self.ask(),
             2 => self.write_journal(),
             3 => {
                 if self.disk.poll_timeout().is_some_and(|at| at <= now) {
@@ -489,7 +490,7 @@ impl World {
             self.answer_some();
             self.hear();
         }
-        assert_eq!(self.wanted.len(), 0, "seed {}: all is answered", self.seed);
+        assert_eq!(self.unanswered.len(), 0, "seed {}: all is answered", self.seed);
         let disk = self.source.disk();
         for (at, sector) in self.sectors.iter().enumerate() {
             let value = value_at(&disk.bytes, at as u64);
@@ -664,7 +665,7 @@ fn a_bad_block_of_the_source_is_named() {
     }
     world.source.disk().bytes[70 * SECTOR as usize..][..SECTOR as usize].fill(7);
     world.source.disk().bad_sector = Some(70);
-    world.wanted.retain(|_, _| true);
+    world.unanswered.retain(|_, _| true);
     world.begin(SwapOptions::default());
     let now = world.now();
     let mut ended = None;

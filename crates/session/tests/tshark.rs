@@ -24,7 +24,7 @@ fn has_tshark() -> bool {
             !must,
             "tshark is missing, and FARBUS_REQUIRE_RIG=1 lets nothing be skipped: install the package tshark"
         );
-        // The test harness shows printed output only for failed tests.
+        // The test harness shows turns output only for failed tests.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: tshark is missing; install the package tshark to have our sessions read by Wireshark"
@@ -60,9 +60,9 @@ impl Seen {
         FIELDS.iter().for_each(|field| _ = command.args(["-e", field]));
         let output = command.output().expect("tshark was here just now");
         assert!(output.status.success(), "tshark: {}", String::from_utf8_lossy(&output.stderr));
-        let printed = String::from_utf8(output.stdout).expect("tshark prints text");
+        let turns = String::from_utf8(output.stdout).expect("tshark prints text");
         let mut columns = vec![Vec::new(); FIELDS.len()];
-        for line in printed.lines() {
+        for line in turns.lines() {
             for (column, cell) in columns.iter_mut().zip(line.split('\t')) {
                 column.extend(cell.split(',').filter(|value| !value.is_empty()).map(str::to_owned));
             }
@@ -112,15 +112,15 @@ fn wireshark_finds_every_message_and_none_malformed() {
         seen.numbers("_ws.expert.severity").into_iter().filter(|&severity| severity >= WARNING).collect();
     assert_eq!(serious, [], "warnings and errors of any layer, checksums among them: {}", capture.display());
 
-    let printed = messages(&sessions, false);
+    let turns = messages(&sessions, false);
     assert_eq!(
         seen.numbers("usbip.operation"),
-        printed.iter().map(|turn| word(&turn.bytes, 0) & 0xffff).collect::<Vec<_>>()
+        turns.iter().map(|turn| word(&turn.bytes, 0) & 0xffff).collect::<Vec<_>>()
     );
-    let printed = messages(&sessions, true);
-    assert_eq!(seen.numbers("usbip.urb"), printed.iter().map(|turn| word(&turn.bytes, 0)).collect::<Vec<_>>());
+    let turns = messages(&sessions, true);
+    assert_eq!(seen.numbers("usbip.urb"), turns.iter().map(|turn| word(&turn.bytes, 0)).collect::<Vec<_>>());
     let seqnums = seen.numbers("usbip.sequence_no");
-    for turn in printed {
+    for turn in turns {
         assert!(seqnums.contains(&word(&turn.bytes, 4)), "{} is not seen", turn.name());
     }
     // The device's descriptors, read by the USB dissector inside the USB/IP dissector.

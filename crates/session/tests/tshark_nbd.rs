@@ -99,14 +99,14 @@ fn wireshark_finds_every_request_and_its_reply_and_none_malformed() {
     let mut session = Session::new();
     session.say(&3u32.to_be_bytes());
     session.say(b"IHAVEOPT\0\0\0\x01\0\0\0\0");
-    let wanted = [
+    let requests = [
         (command::READ, 0, 512),
         (command::WRITE, 4096, 8192),
         (command::READ, 4096, 100_000),
         (command::WRITE, 1_000_000, 700),
         (command::WRITE, (1 << 20) - 100, 512),
     ];
-    for (at, (command, offset, length)) in wanted.into_iter().enumerate() {
+    for (at, (command, offset, length)) in requests.into_iter().enumerate() {
         session.ask(command, 0x1111 * (at as u64 + 1), offset, length);
     }
     let capture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd.pcap");
@@ -131,8 +131,8 @@ fn wireshark_finds_every_request_and_its_reply_and_none_malformed() {
         None => text.parse().expect("a number"),
     };
     let numbers = |texts: &[String]| texts.iter().map(number).collect::<Vec<_>>();
-    assert_eq!(numbers(&lengths), wanted.map(|(_, _, length)| length), "{}", capture.display());
+    assert_eq!(numbers(&lengths), requests.map(|(_, _, length)| length), "{}", capture.display());
     assert_eq!(numbers(&errors), [0, 0, 0, 0, 28]);
-    assert_eq!(answered.len(), wanted.len(), "each reply finds its request");
+    assert_eq!(answered.len(), requests.len(), "each reply finds its request");
     assert_eq!(malformed, [""; 0]);
 }

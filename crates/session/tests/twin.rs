@@ -47,14 +47,14 @@ struct Line {
 
 /// The settings that an adapter got last.
 #[derive(Default)]
-struct Told {
+struct AdapterSettings {
     coding: Vec<u8>,
     vendor: Vec<u16>,
 }
 
 struct Adapter {
     line: Arc<Mutex<Line>>,
-    reported: Arc<Mutex<Told>>,
+    settings: Arc<Mutex<AdapterSettings>>,
 }
 
 impl Adapter {
@@ -85,10 +85,10 @@ impl GadgetFunction for Adapter {
     }
 
     fn control(&mut self, setup: SetupPacket, data: &[u8], _cx: &mut FunctionContext<'_>) -> ControlTransferAnswer {
-        let mut reported = self.reported.lock().unwrap();
+        let mut settings = self.settings.lock().unwrap();
         match (setup.request_type, setup.request) {
-            (0x21, LINE_CODING) => reported.coding = data.to_vec(),
-            (0x40, 3) => reported.vendor.push(setup.value),
+            (0x21, LINE_CODING) => settings.coding = data.to_vec(),
+            (0x40, 3) => settings.vendor.push(setup.value),
             _ => return ControlTransferAnswer::Stall,
         }
         ControlTransferAnswer::Ack
@@ -169,7 +169,7 @@ impl Device for Cable {
 }
 
 struct Plugged {
-    reported: Arc<Mutex<Told>>,
+    settings: Arc<Mutex<AdapterSettings>>,
     is_pulled: Arc<AtomicBool>,
 }
 
@@ -204,8 +204,8 @@ struct Play {
 }
 
 fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) {
-    let plugged = Plugged { reported: Arc::default(), is_pulled: Arc::default() };
-    let function = Adapter { line: Arc::clone(line), reported: Arc::clone(&plugged.reported) };
+    let plugged = Plugged { settings: Arc::default(), is_pulled: Arc::default() };
+    let function = Adapter { line: Arc::clone(line), settings: Arc::clone(&plugged.settings) };
     let device = EmulatedDevice::new(&Adapter::definition(serial), function);
     let inner = CompletionQueue::new(BufferPool::new(0));
     let is_pulled = Arc::clone(&plugged.is_pulled);
@@ -386,8 +386,8 @@ fn twin_gets_all_settings_and_the_waiting_requests() {
     let report = play.report();
     assert_eq!((report.replayed, report.asked_again, report.held), (3, 2, 0));
     {
-        let reported = play.current.reported.lock().unwrap();
-        assert_eq!((reported.coding.as_slice(), reported.vendor.as_slice()), (&[115; 7][..], &[7][..]));
+        let settings = play.current.settings.lock().unwrap();
+        assert_eq!((settings.coding.as_slice(), settings.vendor.as_slice()), (&[115; 7][..], &[7][..]));
     }
     assert_eq!(waiting.map(|id| play.status_of(id)), [None, None]);
     play.line().incoming.extend(b"hello");
@@ -605,8 +605,8 @@ fn worlds_of_exchanges(plan: FarLayerConfig) -> u64 {
         assert!(play.read == came, "seed {seed}: what came is read, once and in order");
         assert!(play.written == play.line().sent, "seed {seed}: what was sent is taken, once and in order");
         if let Some((id, bauds)) = coding.filter(|(id, _)| play.status_of(*id) == Some(UrbStatus::Ok)) {
-            let reported = play.current.reported.lock().unwrap();
-            assert_eq!(reported.coding, [bauds; 7], "seed {seed}: {id:?}");
+            let settings = play.current.settings.lock().unwrap();
+            assert_eq!(settings.coding, [bauds; 7], "seed {seed}: {id:?}");
         }
         ahead += play.device.received().ahead;
         // What the layers asked ends with the device.
@@ -636,19 +636,19 @@ fn store(container: u8, capability: u8) -> Vec<u8> {
 #[test]
 fn binary_object_stores_differ_in_what_belongs_to_the_make_and_only_if_both_are_known() {
     let with = |bos: Vec<u8>| DescriptorSet { bos, ..Adapter::definition("a").build() };
-    let reported =
+    let difference_of_stores =
         |one: Vec<u8>, other: Vec<u8>| difference((&with(one), UsbSpeed::Super), (&with(other), UsbSpeed::Super));
-    assert_eq!(reported(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
+    assert_eq!(difference_of_stores(store(1, 2), store(3, 2)), None, "each device has a Container ID of its own");
     assert_eq!(
-        (reported(store(1, 2), Vec::new()), reported(Vec::new(), store(1, 2))),
+        (difference_of_stores(store(1, 2), Vec::new()), difference_of_stores(Vec::new(), store(1, 2))),
         (None, None),
         "nobody asked for it"
     );
-    let what = reported(store(1, 2), store(1, 6)).expect("another capability");
+    let what = difference_of_stores(store(1, 2), store(1, 6)).expect("another capability");
     assert!(what.contains("binary object stores differ at byte 28"), "{what}");
     // Stores that end too early are compared as they are.
-    assert!(reported(store(1, 2)[..12].to_vec(), store(3, 2)[..12].to_vec()).is_some());
-    assert!(reported(vec![0; 5], vec![1; 5]).is_some());
+    assert!(difference_of_stores(store(1, 2)[..12].to_vec(), store(3, 2)[..12].to_vec()).is_some());
+    assert!(difference_of_stores(vec![0; 5], vec![1; 5]).is_some());
 }
 
 #[test]
@@ -657,7 +657,7 @@ fn twin_shows_the_binary_object_store_of_the_first_device() {
     let adapter = |container: u8| {
         let mut all = Adapter::definition("first").build();
         all.bos = store(container, 2);
-        let function = Adapter { line: Arc::default(), reported: Arc::default() };
+        let function = Adapter { line: Arc::default(), settings: Arc::default() };
         Expected {
             device: EmulatedDevice::new(&Adapter::definition("first"), function),
             nothing: all,
@@ -718,8 +718,8 @@ fn requests_of_an_earlier_process_are_asked_of_the_twin_and_its_settings_are_tol
     second.handle_ready(now, &mut done);
     let answer = done.pop().expect("it was asked of the twin");
     assert_eq!((answer.id, answer.status, &*answer.payload.contiguous()), (UrbId(9), UrbStatus::Ok, &b"x"[..]));
-    let reported = plugged.reported.lock().unwrap();
-    assert_eq!((reported.vendor.as_slice(), reported.coding.as_slice()), (&[5][..], &[][..]));
+    let settings = plugged.settings.lock().unwrap();
+    assert_eq!((settings.vendor.as_slice(), settings.coding.as_slice()), (&[5][..], &[][..]));
 }
 
 /// A sound card 10 ms away.
@@ -845,7 +845,7 @@ impl Device for Expected {
 fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     let mut play = Play::new();
     let is_here = Arc::new(AtomicBool::new(false));
-    let function = Adapter { line: Arc::clone(&play.line), reported: Arc::default() };
+    let function = Adapter { line: Arc::clone(&play.line), settings: Arc::default() };
     let device = EmulatedDevice::new(&Adapter::definition("expected"), function);
     let expected = Expected { device, nothing: DescriptorSet::default(), is_here: Arc::clone(&is_here) };
     play.device = layered(Box::new(expected), FarLayerConfig::OFF);
@@ -856,7 +856,7 @@ fn descriptors_that_become_known_later_are_those_that_are_compared_and_shown() {
     play.settle();
     play.swap().unwrap();
     play.settle();
-    assert_eq!((play.report().replayed, play.current.reported.lock().unwrap().coding.clone()), (2, vec![9; 7]));
+    assert_eq!((play.report().replayed, play.current.settings.lock().unwrap().coding.clone()), (2, vec![9; 7]));
     let serial = play.device.descriptors().device.serial_string;
     assert_eq!(play.device.descriptors().string(serial), Some("expected"));
 }

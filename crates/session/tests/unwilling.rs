@@ -340,9 +340,9 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
                 session.handle_welcome(&begun.1).unwrap();
                 let (mut most, mut sent, mut end) = (0, 0, None);
                 for turn in 0..TURNS_MAX {
-                    let printed = says(turn);
-                    sent += printed.len();
-                    let mut rest = &printed[..];
+                    let bytes = says(turn);
+                    sent += bytes.len();
+                    let mut rest = &bytes[..];
                     while !rest.is_empty() && end.is_none() {
                         receive(session.lane_mut(), &mut rest);
                         end = using.hear(&mut session).err().map(|reject| reject.to_string());

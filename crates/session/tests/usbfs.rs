@@ -163,12 +163,12 @@ impl<D: Device> Program<D> {
 
     /// Reaps a URB: its address, status and bytes.
     fn reap(&mut self, open: OpenId) -> Result<(u64, i32, u32), UsbfsError> {
-        let position = BASE + 8;
-        self.put(position, &[0xaa; 8]);
-        self.ask(open, UsbfsIoctl::ReapUrbNoDelay, position)?;
+        let pointer_at = BASE + 8;
+        self.put(pointer_at, &[0xaa; 8]);
+        self.ask(open, UsbfsIoctl::ReapUrbNoDelay, pointer_at)?;
         let mut address = [0; 8];
         let count = self.width.pointer_bytes();
-        address[..count].copy_from_slice(&self.get(position, count));
+        address[..count].copy_from_slice(&self.get(pointer_at, count));
         let address = u64::from_le_bytes(address);
         let actual_at = if self.width == PointerWidth::Bits32 { 20 } else { 28 };
         Ok((address, self.get_u32(address + 4) as i32, self.get_u32(address + actual_at)))
@@ -322,13 +322,13 @@ fn discard_and_completion_end_in_one_of_the_ways_that_the_table_has() {
 #[test]
 fn reaping_waits_until_a_urb_ends_a_signal_comes_or_the_device_goes() {
     let (mut program, open) = Program::configured(LATE);
-    let (urb, position) = (BASE + 0x1000, BASE + 0x40);
-    let [first, second, third] = [0; 3].map(|_| program.say(open, UsbfsIoctl::ReapUrb, position));
+    let (urb, pointer_at) = (BASE + 0x1000, BASE + 0x40);
+    let [first, second, third] = [0; 3].map(|_| program.say(open, UsbfsIoctl::ReapUrb, pointer_at));
     assert_eq!(program.submit_bulk(open, urb, BULK_IN, 0), Ok(0));
     assert!(program.answers.is_empty());
     assert!(program.device_completes(BULK_IN));
     assert_eq!(program.answers.remove(&first), Some(Ok(0)));
-    assert_eq!(program.get(position, 8), urb.to_le_bytes());
+    assert_eq!(program.get(pointer_at, 8), urb.to_le_bytes());
     program.node.handle_interrupt(program.now, second);
     program.collect();
     assert_eq!(program.answers.remove(&second), Some(Err(UsbfsError::Interrupted)));
@@ -434,8 +434,8 @@ fn urbs_that_fit_no_endpoint_or_point_nowhere_are_refused_and_cost_nothing() {
         (9, BULK_IN, 0, BASE, 8, UsbfsError::Invalid),
     ] {
         program.put_urb(urb, (kind, endpoint, flags), (buffer, length), &[]);
-        let stated = program.ask(open, UsbfsIoctl::SubmitUrb, urb);
-        assert_eq!(stated, Err(refusal), "kind {kind}, endpoint {endpoint:#x}, flags {flags:#x}, length {length}");
+        let answer = program.ask(open, UsbfsIoctl::SubmitUrb, urb);
+        assert_eq!(answer, Err(refusal), "kind {kind}, endpoint {endpoint:#x}, flags {flags:#x}, length {length}");
     }
     assert_eq!(program.ask(open, UsbfsIoctl::SubmitUrb, 16), Err(UsbfsError::BadAddress));
     assert_eq!(program.node.bytes(), 0);

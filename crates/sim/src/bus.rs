@@ -206,7 +206,7 @@ impl SimulatedController {
         let mut used_ps = 0;
         for endpoint in &mut self.periodic {
             endpoint.begin_period(self.now);
-            let Some(placement) = endpoint.placement.filter(|location| self.now % location.every == location.start)
+            let Some(placement) = endpoint.placement.filter(|placement| self.now % placement.every == placement.start)
             else {
                 continue;
             };

@@ -175,7 +175,7 @@ fn bring_up(topology: &HostTopology, seed: u64) {
 fn bring_up_often(network: NetworkPattern, hosts: u32, debug_links: usize) {
     let topology = plan(hosts, &network.cables(hosts).unwrap(), &BTreeSet::new()).unwrap();
     assert_eq!(topology.debug_links().count(), debug_links);
-    let times = std::env::var("FARBUS_BRING_UPS").ok().and_then(|message| message.parse().ok()).unwrap_or(25);
+    let times = std::env::var("FARBUS_BRING_UPS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
     (0..times).for_each(|seed| bring_up(&topology, seed));
     println!("{network:?} of {hosts} hosts: brought up {times} times, {debug_links} debug links each");
 }

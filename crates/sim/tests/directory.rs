@@ -170,7 +170,7 @@ enum What {
 }
 
 /// The call that is being made, and since when.
-type Asked = Option<(u64, Instant)>;
+type CallUnderWay = Option<(u64, Instant)>;
 
 struct Host {
     id: HostId,
@@ -179,10 +179,10 @@ struct Host {
     devices: BTreeMap<String, DeviceRecord>,
     claims: BTreeMap<String, DeviceClaims>,
     publisher: HostPublisher,
-    publishing: Asked,
+    publishing: CallUnderWay,
     differs: Option<Instant>,
     view: DirectoryView,
-    reading: Asked,
+    reading: CallUnderWay,
     /// The next revision of the watch that is open.
     watch: Option<i64>,
 }
@@ -280,11 +280,11 @@ impl World {
                 What::Call(_) => {}
                 What::Answer(answer) => {
                     let it = &mut self.hosts[host];
-                    let wanted = if is_of_view { &mut it.reading } else { &mut it.publishing };
-                    if it.is_cut || wanted.is_none_or(|(wanted, _)| wanted != number) {
+                    let under_way = if is_of_view { &mut it.reading } else { &mut it.publishing };
+                    if it.is_cut || under_way.is_none_or(|(awaited, _)| awaited != number) {
                         continue;
                     }
-                    *wanted = None;
+                    *under_way = None;
                     match is_of_view {
                         true => it.view.handle(answer, now),
                         false => it.publisher.handle(answer, now),
@@ -300,7 +300,7 @@ impl World {
         if !it.is_alive {
             return;
         }
-        let is_late = |wanted: Asked| wanted.is_some_and(|(_, since)| now - since > PATIENCE);
+        let is_late = |call: CallUnderWay| call.is_some_and(|(_, since)| now - since > PATIENCE);
         if is_late(it.publishing) {
             it.publishing = None;
             it.publisher.handle(Err(unreachable()), now);
@@ -471,20 +471,20 @@ impl World {
         }
         if !self.is_calm && self.once_in(50) {
             let host = self.some_host();
-            let location = self.random.below(3).to_string();
+            let place = self.random.below(3).to_string();
             if let Some(device) = self.hosts[host].devices.get_mut("d0") {
-                device.place = Some(location);
+                device.place = Some(place);
             }
         }
     }
 
-    fn wanted(&self, host: &Host) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    fn expected_entries(&self, host: &Host) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let device = |(name, device): (&String, &DeviceRecord)| {
             (DirectoryKey::Device(host.id.clone(), name.clone()).to_string().into_bytes(), device.to_value())
         };
-        let mut wanted: BTreeMap<_, _> = host.devices.iter().map(device).collect();
-        wanted.insert(DirectoryKey::Host(host.id.clone()).to_string().into_bytes(), record().to_value());
-        wanted
+        let mut entries: BTreeMap<_, _> = host.devices.iter().map(device).collect();
+        entries.insert(DirectoryKey::Host(host.id.clone()).to_string().into_bytes(), record().to_value());
+        entries
     }
 
     fn stored(&self, host: &Host) -> BTreeMap<Vec<u8>, Vec<u8>> {
@@ -502,8 +502,8 @@ impl World {
             let mut publisher = host.publisher.clone();
             publisher.want(&record(), host.devices.iter().map(|(name, device)| (name.as_str(), device)));
             if publisher.is_told() {
-                let (stored, wanted) = (self.stored(host), self.wanted(host));
-                assert!(stored == wanted, "{}: {:?}, not {:?}", host.id, texts(stored), texts(wanted));
+                let (stored, expected) = (self.stored(host), self.expected_entries(host));
+                assert!(stored == expected, "{}: {:?}, not {:?}", host.id, texts(stored), texts(expected));
             }
         }
     }
@@ -553,7 +553,7 @@ impl World {
     fn difference(&self) -> String {
         let mut all = BTreeMap::new();
         for host in self.hosts.iter().filter(|host| host.is_alive) {
-            all.extend(self.wanted(host));
+            all.extend(self.expected_entries(host));
         }
         let stored: BTreeMap<_, _> = self.hosts.iter().flat_map(|host| self.stored(host)).collect();
         // A lie about a host that is gone has nobody to put it right.

@@ -87,12 +87,12 @@ fn ceiling(speed: BusSpeed, block_bytes: u32) -> u64 {
             return data_bytes * interval.per_s() / (bus.intervals - intervals_before);
         }
         seen[bus.used_bytes as usize] = Some((commands, bus.intervals));
-        bus.location(1, overhead_bytes + COMMAND_WRAPPER_BYTES);
-        bus.location(block_bytes / packet_bytes, overhead_bytes + packet_bytes);
+        bus.place(1, overhead_bytes + COMMAND_WRAPPER_BYTES);
+        bus.place(block_bytes / packet_bytes, overhead_bytes + packet_bytes);
         if !block_bytes.is_multiple_of(packet_bytes) {
-            bus.location(1, overhead_bytes + block_bytes % packet_bytes);
+            bus.place(1, overhead_bytes + block_bytes % packet_bytes);
         }
-        bus.location(1, overhead_bytes + STATUS_WRAPPER_BYTES);
+        bus.place(1, overhead_bytes + STATUS_WRAPPER_BYTES);
     }
     unreachable!("there are fewer fills than commands can be counted")
 }
@@ -106,7 +106,7 @@ struct FrameFiller {
 
 impl FrameFiller {
     /// Places `count` transactions of one size; one that does not fit starts the next interval.
-    fn location(&mut self, count: u32, transaction_bytes: u32) {
+    fn place(&mut self, count: u32, transaction_bytes: u32) {
         let here = count.min((self.interval_bytes - self.used_bytes) / transaction_bytes);
         self.used_bytes += here * transaction_bytes;
         let later = count - here;
@@ -129,8 +129,8 @@ mod tests {
             for used_bytes in [0, 1, 36, 37, 38, 1423, 1424, 1500] {
                 let start = || FrameFiller { interval_bytes: 1500, used_bytes, intervals: 0 };
                 let (mut at_once, mut one_by_one) = (start(), start());
-                at_once.location(count, 77);
-                (0..count).for_each(|_| one_by_one.location(1, 77));
+                at_once.place(count, 77);
+                (0..count).for_each(|_| one_by_one.place(1, 77));
                 assert_eq!(at_once.used_bytes, one_by_one.used_bytes, "{count} from {used_bytes}");
                 assert_eq!(at_once.intervals, one_by_one.intervals, "{count} from {used_bytes}");
             }

@@ -55,8 +55,9 @@ fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<IntervalSlot> {
 
 /// The first place with enough free time; takes it.
 pub(super) fn first_fit(item: &DivisibleEndpoint, bins: &mut IntervalBins) -> Option<IntervalSlot> {
-    let mut flat_maps = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| IntervalSlot { start, ..*slot }));
-    flat_maps.find(|location| bins.take(location))
+    let mut candidates =
+        item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| IntervalSlot { start, ..*slot }));
+    candidates.find(|slot| bins.take(slot))
 }
 
 /// The time that is missing at the best place.
@@ -73,10 +74,9 @@ pub(super) fn search(items: &[DivisibleEndpoint], bins: &IntervalBins, work_max:
     // Shortest period first: the pattern of free time then repeats with the current item's period.
     items.sort_by_key(|item| (item.period, std::cmp::Reverse(item.slots[0].time_ps), item.id));
     let is_divided = items.iter().any(|item| item.slots.len() > 1);
-    let mut search =
-        PlacementSearch { items, bins: bins.clone(), work_left: work_max, is_divided, locations: Vec::new() };
+    let mut search = PlacementSearch { items, bins: bins.clone(), work_left: work_max, is_divided, slots: Vec::new() };
     match search.descend() {
-        Some(true) => PlacementSearchOutcome::Places(search.locations),
+        Some(true) => PlacementSearchOutcome::Places(search.slots),
         Some(false) => PlacementSearchOutcome::Nothing { is_proven: true },
         None => PlacementSearchOutcome::Nothing { is_proven: false },
     }
@@ -87,13 +87,13 @@ struct PlacementSearch<'a> {
     bins: IntervalBins,
     work_left: u64,
     is_divided: bool,
-    locations: Vec<(u32, IntervalSlot)>,
+    slots: Vec<(u32, IntervalSlot)>,
 }
 
 impl PlacementSearch<'_> {
     /// `None` when the work is used up. Recurses as deep as there are items.
     fn descend(&mut self) -> Option<bool> {
-        let Some(&item) = self.items.get(self.locations.len()) else { return Some(true) };
+        let Some(&item) = self.items.get(self.slots.len()) else { return Some(true) };
         for slot in &item.slots {
             // Two starts with equal free time are equivalent for all following items, whose periods are multiples of
             // this one: exchanging the two classes of intervals changes nothing for them. This does not hold if one of
@@ -110,11 +110,11 @@ impl PlacementSearch<'_> {
                 }
                 let interval_slot = IntervalSlot { start, ..*slot };
                 self.bins.take(&interval_slot);
-                self.locations.push((item.id, interval_slot));
+                self.slots.push((item.id, interval_slot));
                 if self.descend()? {
                     return Some(true);
                 }
-                self.locations.pop();
+                self.slots.pop();
                 self.bins.give_back(&interval_slot);
             }
         }

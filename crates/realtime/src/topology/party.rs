@@ -54,8 +54,8 @@ impl fmt::Display for BringUpMessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tongue { at } => write!(f, "byte {at} is none of this protocol's version {VERSION}"),
-            Self::Stranger { expected, stated: printed } => {
-                write!(f, "host {printed} speaks where host {expected} is expected")
+            Self::Stranger { expected, stated } => {
+                write!(f, "host {stated} speaks where host {expected} is expected")
             }
             Self::Plan { host } => {
                 write!(f, "host {host} follows another plan: give both the same file, see 'farbus plan topology'")

@@ -110,15 +110,15 @@ impl ReadAheadStream {
         }
     }
 
-    fn holds(&self, location: &Range<u64>) -> bool {
+    fn holds(&self, range: &Range<u64>) -> bool {
         let fetched = self.fetched();
-        fetched.start <= location.start && location.end <= fetched.end && !self.pieces.is_empty()
+        fetched.start <= range.start && range.end <= fetched.end && !self.pieces.is_empty()
     }
 
-    /// Whether the fetched data that overlaps `place` is recent enough to answer a read.
-    fn is_fresh(&self, now: Instant, location: &Range<u64>) -> bool {
+    /// Whether the fetched data that overlaps `range` is recent enough to answer a read.
+    fn is_fresh(&self, now: Instant, range: &Range<u64>) -> bool {
         let is_old = |piece: &ReadAheadPiece| now - piece.asked_at >= limits::FETCHED_TIME_MAX;
-        !self.pieces.iter().any(|piece| overlap(&piece.range, location) && is_old(piece))
+        !self.pieces.iter().any(|piece| overlap(&piece.range, range) && is_old(piece))
     }
 
     /// When none of the fetched data can answer a read any more: its reader has stopped. `None` if the stream has no
@@ -128,13 +128,13 @@ impl ReadAheadStream {
         Some(newest.asked_at + limits::FETCHED_TIME_MAX)
     }
 
-    /// The bytes of `place`, if all of them have arrived. They are not copied.
-    fn bytes(&self, location: &Range<u64>) -> Option<Payload> {
-        let touched = self.pieces.iter().filter(|piece| overlap(&piece.range, location));
+    /// The bytes of `range`, if all of them have arrived. They are not copied.
+    fn bytes(&self, range: &Range<u64>) -> Option<Payload> {
+        let touched = self.pieces.iter().filter(|piece| overlap(&piece.range, range));
         let parts = touched.map(|piece| {
             let mut data = piece.data.clone()?;
-            data.split_front(location.start.saturating_sub(piece.range.start) as usize);
-            data.truncate((location.end.min(piece.range.end) - location.start.max(piece.range.start)) as usize);
+            data.split_front(range.start.saturating_sub(piece.range.start) as usize);
+            data.truncate((range.end.min(piece.range.end) - range.start.max(piece.range.start)) as usize);
             Some(data)
         });
         parts.collect::<Option<Vec<_>>>().map(Payload::joined)
@@ -166,7 +166,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn place_of(request: &BlockRequest) -> Range<u64> {
+fn range_of(request: &BlockRequest) -> Range<u64> {
     request.offset..request.offset + u64::from(request.length)
 }
 
@@ -213,7 +213,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     }
 
     fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut CompletionQueue<BlockCompletion>) {
-        let range = place_of(&request);
+        let range = range_of(&request);
         let follows = |stream: &ReadAheadStream| stream.next == range.start || stream.holds(&range);
         let mut stream = match self.streams.iter().position(follows) {
             Some(at) => self.streams.remove(at).expect("it was found there"),
@@ -296,9 +296,9 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     }
 
     /// A change of this place has completed: drops the streams that fetched from it.
-    fn forget(&mut self, now: Instant, location: &Range<u64>, done: &mut CompletionQueue<BlockCompletion>) {
+    fn forget(&mut self, now: Instant, range: &Range<u64>, done: &mut CompletionQueue<BlockCompletion>) {
         let mut reads = VecDeque::new();
-        for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), location)) {
+        for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), range)) {
             reads.append(&mut stream.forget_all());
         }
         for read in reads {
@@ -313,7 +313,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             match self.flights.remove(&answer.id.0) {
                 Some(request) => {
                     let is_change = request.op.is_change();
-                    let range = place_of(&request);
+                    let range = range_of(&request);
                     if is_change {
                         self.forget(now, &range, done);
                     }
@@ -359,7 +359,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         stream.pieces[at].data = Some(data);
         let mut still_waiting = VecDeque::new();
         for read in std::mem::take(&mut stream.waiting) {
-            match stream.bytes(&place_of(&read)) {
+            match stream.bytes(&range_of(&read)) {
                 Some(data) => done.push(read.answer(data)),
                 None => still_waiting.push_back(read),
             }
@@ -432,8 +432,8 @@ impl<D: BlockDevice> BlockLayer for ReadAheadLayer<D> {
     fn leave(&mut self) {
         self.below.device.leave();
         let waiting = std::mem::take(&mut self.streams).into_iter().flat_map(|stream| stream.waiting);
-        let wanted = std::mem::take(&mut self.flights).into_values();
-        wanted.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
+        let passed = std::mem::take(&mut self.flights).into_values();
+        passed.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
     }
 }
 
@@ -459,10 +459,10 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         let (device, below) = device(bytes)?;
         let mut this = Self { next_number, ..Self::new(device) };
         match this.check_saved(&passed, &left, &below) {
-            Ok(wanted) => {
+            Ok(pending) => {
                 this.flights = passed.into_iter().map(|(number, request)| (number, request.launch())).collect();
                 this.left = left.into_iter().map(BlockRequest::launch).collect();
-                Ok((this, wanted))
+                Ok((this, pending))
             }
             Err(reject) => {
                 this.below.device.leave();
@@ -478,11 +478,11 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         left: &[BlockRequest],
         below: &PendingBlockRequests,
     ) -> Result<PendingBlockRequests, ProtocolViolation> {
-        let mut wanted = PendingBlockRequests::new();
+        let mut pending = PendingBlockRequests::new();
         let wrong = |request: &BlockRequest, rule| ProtocolViolation::new("request", request.id.0, rule);
         for request in passed.iter().map(|(_, request)| request).chain(left) {
             let what = (request.op, request.offset, request.length);
-            if !request.payload.is_empty() || wanted.insert(request.id, what).is_some() {
+            if !request.payload.is_empty() || pending.insert(request.id, what).is_some() {
                 return Err(wrong(request, "its data is with the device, and its id names it alone"));
             }
         }
@@ -503,7 +503,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             id.0 <= self.next_number && (known.contains_key(&id.0) || *op == BlockOp::Read)
         };
         match below.iter().all(is_ahead) {
-            true => Ok(wanted),
+            true => Ok(pending),
             false => {
                 Err(ProtocolViolation::new("requests", below.len() as u64, "the device below was asked for these"))
             }

@@ -225,7 +225,7 @@ impl<D: BlockDevice> AnyByteLayer<D> {
                 payload.truncate(job.request.length as usize);
             }
             if job.request.op == BlockOp::Map && job.error.is_none() {
-                payload = job.reported(&payload).to_payload();
+                payload = job.own_extents(&payload).to_payload();
             }
             done.push(match job.error {
                 None => job.request.answer(payload),
@@ -250,13 +250,13 @@ impl<D: BlockDevice> AnyByteLayer<D> {
 
 impl AnyByteJob {
     /// What the device told of the blocks, for the bytes that were asked about.
-    fn reported(&self, payload: &Payload) -> ExtentList {
+    fn own_extents(&self, payload: &Payload) -> ExtentList {
         let length = u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX);
-        let wanted = u64::from(self.request.length);
+        let asked_bytes = u64::from(self.request.length);
         let part = ExtentList::read(payload, length)
-            .map(|extents| extents.cut(self.request.offset - self.blocks.start, wanted))
+            .map(|extents| extents.cut(self.request.offset - self.blocks.start, asked_bytes))
             .filter(|part| part.length() > 0);
-        part.unwrap_or_else(|| ExtentList::data(wanted))
+        part.unwrap_or_else(|| ExtentList::data(asked_bytes))
     }
 
     /// Copies the saved end blocks into `bytes`, which covers all blocks of the job.
@@ -410,8 +410,8 @@ impl<D: BlockDevice> AnyByteLayer<D> {
         let AnyByteSnapshot { next_job, jobs, waiting } = AnyByteSnapshot::read(from)?;
         let (device, below) = device(bytes)?;
         let mut this = Self { next_job, ..Self::new(device) };
-        let mut wanted = PendingBlockRequests::new();
-        let checked = this.check_saved(&jobs, &waiting, &below, &mut wanted);
+        let mut pending = PendingBlockRequests::new();
+        let checked = this.check_saved(&jobs, &waiting, &below, &mut pending);
         if let Err(reject) = checked {
             this.below.device.leave();
             return Err(reject.into());
@@ -423,7 +423,7 @@ impl<D: BlockDevice> AnyByteLayer<D> {
             this.jobs.insert(number, AnyByteJob { request, blocks, is_partial, open, ends, is_changing, error });
         }
         this.waiting = waiting.into_iter().map(BlockRequest::launch).collect();
-        Ok((this, wanted))
+        Ok((this, pending))
     }
 
     fn check_saved(
@@ -431,7 +431,7 @@ impl<D: BlockDevice> AnyByteLayer<D> {
         jobs: &[SavedAnyByteJob],
         waiting: &[BlockRequest],
         below: &PendingBlockRequests,
-        wanted: &mut PendingBlockRequests,
+        pending: &mut PendingBlockRequests,
     ) -> Result<(), ProtocolViolation> {
         for request in jobs.iter().map(|job| &job.request).chain(waiting) {
             let wrong = |rule| ProtocolViolation::new("request", request.id.0, rule);
@@ -441,10 +441,10 @@ impl<D: BlockDevice> AnyByteLayer<D> {
             let is_writing = !matches!(request.op, BlockOp::Read | BlockOp::Flush | BlockOp::Map);
             let is_right = if is_writing { self.info.check(&whole).is_ok() } else { self.info.check(request).is_ok() };
             let is_empty = request.length == 0 && request.op != BlockOp::Flush;
-            if !is_right || is_empty || wanted.contains_key(&request.id) {
+            if !is_right || is_empty || pending.contains_key(&request.id) {
                 return Err(wrong("it is one that this device can have, once"));
             }
-            wanted.insert(request.id, (request.op, request.offset, request.length));
+            pending.insert(request.id, (request.op, request.offset, request.length));
         }
         let has_data =
             |request: &BlockRequest| request.op != BlockOp::Write || request.payload.len() == request.length as usize;

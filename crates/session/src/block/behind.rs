@@ -69,7 +69,7 @@ struct WriteBackJob {
 }
 
 impl WriteBackJob {
-    fn location(&self) -> Range<u64> {
+    fn range(&self) -> Range<u64> {
         self.request.offset..self.request.offset + u64::from(self.request.length)
     }
 
@@ -118,18 +118,18 @@ impl<D: BlockDevice> WriteBackLayer<D> {
 
     fn turn_of(&self, number: u64) -> WriteBackAction {
         let job = &self.jobs[&number];
-        let range = job.location();
+        let range = job.range();
         let mut before = self.jobs.range(..number).rev().map(|(_, job)| job).filter(|job| job.is_early());
         match job.request.op {
             BlockOp::Flush if before.next().is_some() => WriteBackAction::Wait,
             BlockOp::Flush => WriteBackAction::Go,
             BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &range)) => WriteBackAction::Lost,
-            BlockOp::Read => match before.find(|write| overlap(&write.location(), &range)) {
+            BlockOp::Read => match before.find(|write| overlap(&write.range(), &range)) {
                 None => WriteBackAction::Go,
                 Some(write) => write.read(&range).map_or(WriteBackAction::Wait, WriteBackAction::Read),
             },
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
-                if before.any(|write| overlap(&write.location(), &range)) {
+                if before.any(|write| overlap(&write.range(), &range)) {
                     WriteBackAction::Wait
                 } else {
                     WriteBackAction::Go
@@ -214,8 +214,8 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
         match (job.request.op, result) {
             (BlockOp::Read | BlockOp::Flush | BlockOp::Map, _) => {}
-            (_, Ok(())) => self.found(&job.location()),
-            (_, Err(_)) if was_answered => self.lose(job.location()),
+            (_, Ok(())) => self.found(&job.range()),
+            (_, Err(_)) if was_answered => self.lose(job.range()),
             (_, Err(_)) => {}
         }
     }
@@ -239,14 +239,14 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
     }
 
-    fn found(&mut self, location: &Range<u64>) {
+    fn found(&mut self, range: &Range<u64>) {
         if self.lost.is_empty() {
             return;
         }
         let rest = self
             .lost
             .iter()
-            .flat_map(|lost| [lost.start..lost.end.min(location.start), lost.start.max(location.end)..lost.end]);
+            .flat_map(|lost| [lost.start..lost.end.min(range.start), lost.start.max(range.end)..lost.end]);
         self.lost = rest.filter(|rest| rest.start < rest.end).collect();
         self.is_untold &= !self.lost.is_empty();
     }
@@ -264,15 +264,15 @@ impl<D: BlockDevice> WriteBackLayer<D> {
 }
 
 impl WriteBackJob {
-    /// The bytes of `place`, if the write covers all of it.
-    fn read(&self, location: &Range<u64>) -> Option<Payload> {
-        let own = self.location();
+    /// The bytes of `range`, if the write covers all of it.
+    fn read(&self, range: &Range<u64>) -> Option<Payload> {
+        let own = self.range();
         let is_whole =
-            own.start <= location.start && location.end <= own.end && self.data.len() == self.request.length as usize;
+            own.start <= range.start && range.end <= own.end && self.data.len() == self.request.length as usize;
         is_whole.then(|| {
             let mut data = self.data.clone();
-            data.split_front((location.start - own.start) as usize);
-            data.truncate((location.end - location.start) as usize);
+            data.split_front((range.start - own.start) as usize);
+            data.truncate((range.end - range.start) as usize);
             data
         })
     }
@@ -367,19 +367,19 @@ impl SavedWriteBackJob {
     }
 
     fn check(&self, info: &BlockInfo, below: &PendingBlockRequests) -> Result<(), &'static str> {
-        let Self { request: wanted, is_owed, is_below, .. } = self;
-        let data = if wanted.op == BlockOp::Write && !is_below { wanted.length as usize } else { 0 };
+        let Self { request, is_owed, is_below, .. } = self;
+        let data = if request.op == BlockOp::Write && !is_below { request.length as usize } else { 0 };
         // The data of a write may be with the device already.
-        let length = if wanted.op == BlockOp::Write { wanted.length as usize } else { 0 };
-        let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..wanted.clone() };
-        if wanted.payload.len() != data || info.check(&whole).is_err() {
+        let length = if request.op == BlockOp::Write { request.length as usize } else { 0 };
+        let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..request.clone() };
+        if request.payload.len() != data || info.check(&whole).is_err() {
             return Err("it is one that this device can have");
         }
-        if !is_owed && (wanted.op != BlockOp::Write || wanted.is_durable || !is_below) {
+        if !is_owed && (request.op != BlockOp::Write || request.is_durable || !is_below) {
             return Err("a write is answered early, once it is on its way");
         }
         let known = below.get(&BlockId(self.number));
-        let expected = is_below.then_some((wanted.op, wanted.offset, wanted.length));
+        let expected = is_below.then_some((request.op, request.offset, request.length));
         if known.copied() == expected { Ok(()) } else { Err("the device below was asked for it, or it waits") }
     }
 }
@@ -409,9 +409,9 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         let is_untold = !lost.is_empty();
         let mut this = Self { next_number, lost, is_untold, ..Self::new(device) };
         match this.check_saved(&jobs, &below) {
-            Ok(wanted) => {
+            Ok(pending) => {
                 jobs.into_iter().for_each(|saved| this.take_up(saved));
-                Ok((this, wanted))
+                Ok((this, pending))
             }
             Err(reject) => {
                 this.below.device.leave();
@@ -437,7 +437,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         jobs: &[SavedWriteBackJob],
         below: &PendingBlockRequests,
     ) -> Result<PendingBlockRequests, ProtocolViolation> {
-        let mut wanted = PendingBlockRequests::new();
+        let mut pending = PendingBlockRequests::new();
         let mut last = None;
         for saved in jobs {
             let wrong = |rule| ProtocolViolation::new("request", saved.request.id.0, rule);
@@ -446,7 +446,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             }
             saved.check(self.below.device.info(), below).map_err(wrong)?;
             let BlockRequest { id, op, offset, length, .. } = saved.request;
-            if saved.is_owed && wanted.insert(id, (op, offset, length)).is_some() {
+            if saved.is_owed && pending.insert(id, (op, offset, length)).is_some() {
                 return Err(wrong("an id names one request"));
             }
         }
@@ -462,6 +462,6 @@ impl<D: BlockDevice> WriteBackLayer<D> {
                 "places are in order, within the device",
             ));
         }
-        Ok(wanted)
+        Ok(pending)
     }
 }

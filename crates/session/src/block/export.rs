@@ -123,7 +123,7 @@ impl BlockExport {
         self.durability
     }
 
-    /// The mode that a user gets who asks for `asked`: a read-only view is read, and private changes in memory are
+    /// The mode that a user gets who attaches with `mode`: a read-only view is read, and private changes in memory are
     /// [`SwitchMode::Scratch`].
     pub fn mode(&self, mode: control::AttachmentMode) -> UseMode {
         match (mode, &self.view.changes) {
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn read_only_view_is_read_in_every_mode() {
-        let wanted = |view: MediumView| {
+        let modes = |view: MediumView| {
             let export = export(view);
             [control::AttachmentMode::Exclusive, control::AttachmentMode::Read]
                 .map(|attachment_mode| export.mode(attachment_mode))
@@ -219,10 +219,10 @@ mod tests {
         assert!(
             !inherited(changes(ChangeStorage::Memory(1 << 20))) && !inherited(changes(ChangeStorage::Medium(medium())))
         );
-        assert_eq!(wanted(MediumView::default()), [UseMode::Exclusive, UseMode::Read]);
-        assert_eq!(wanted(MediumView { is_read_only: true, ..MediumView::default() }), [UseMode::Read; 2]);
-        assert_eq!(wanted(changes(ChangeStorage::Memory(1 << 20))), [UseMode::Scratch, UseMode::Read]);
-        assert_eq!(wanted(changes(ChangeStorage::Medium(medium()))), [UseMode::Exclusive, UseMode::Read]);
+        assert_eq!(modes(MediumView::default()), [UseMode::Exclusive, UseMode::Read]);
+        assert_eq!(modes(MediumView { is_read_only: true, ..MediumView::default() }), [UseMode::Read; 2]);
+        assert_eq!(modes(changes(ChangeStorage::Memory(1 << 20))), [UseMode::Scratch, UseMode::Read]);
+        assert_eq!(modes(changes(ChangeStorage::Medium(medium()))), [UseMode::Exclusive, UseMode::Read]);
     }
 
     #[test]

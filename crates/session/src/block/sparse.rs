@@ -96,12 +96,12 @@ impl BlockStore for SparseMemory {
 
     fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         for (chunk, into, count) in Self::pieces(offset, len) {
-            let location = self.shelves[chunk / SHELF_CHUNKS].get_mut(chunk % SHELF_CHUNKS);
-            let Some(location) = location.filter(|bytes| bytes.is_some()) else { continue };
+            let slot = self.shelves[chunk / SHELF_CHUNKS].get_mut(chunk % SHELF_CHUNKS);
+            let Some(slot) = slot.filter(|bytes| bytes.is_some()) else { continue };
             if count == CHUNK_BYTES {
-                *location = None;
+                *slot = None;
                 self.chunks_left += 1;
-            } else if let Some(bytes) = location {
+            } else if let Some(bytes) = slot {
                 bytes[into..into + count].fill(0);
             }
         }

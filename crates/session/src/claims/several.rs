@@ -10,8 +10,8 @@
 //! | releasing | to release what was granted | pausing; or failed, if asking again changes nothing |
 //! | pausing | nothing, for a time by chance that grows with the tries | trying |
 //!
-//! Two hosts that want the same devices meet at the first of them, because both ask in one order. The one that fails there
-//! has nothing to release. What cannot be reached to be released ends by itself.
+//! Two hosts that want the same devices meet at the first of them, because both ask in one order. The one that fails
+//! there has nothing to release. What cannot be reached to be released ends by itself.
 //!
 //! A host that dies while it confirms keeps what it has confirmed: no exporter knows of the others. Everything else is
 //! free after [`PROVISIONAL`].

@@ -50,7 +50,7 @@ type DescriptorKey = (u8, u16, u16);
 #[derive(Debug, Default)]
 pub struct DescriptorCache {
     known: BTreeMap<DescriptorKey, CachedDescriptor>,
-    descriptor_fetchs: Vec<DescriptorFetch>,
+    descriptor_fetches: Vec<DescriptorFetch>,
     /// The user's requests that are with the device and whose answers are to be remembered.
     passing: Vec<(UrbId, DescriptorKey)>,
     round_trip: Option<Duration>,
@@ -151,11 +151,11 @@ impl DescriptorCache {
 
     fn ask(&mut self, now: Instant, setup: SetupPacket, actions: &mut FarActionQueue) {
         let key = key_of(setup).expect("only what lasts is asked ahead");
-        if self.known.contains_key(&key) || self.descriptor_fetchs.iter().any(|fetch| fetch.key == key) {
+        if self.known.contains_key(&key) || self.descriptor_fetches.iter().any(|fetch| fetch.key == key) {
             return;
         }
         let id = actions.ask(Urb::control(UrbId(0), setup, Payload::Empty));
-        self.descriptor_fetchs.push(DescriptorFetch { id, key, since: now, joined: None });
+        self.descriptor_fetches.push(DescriptorFetch { id, key, since: now, joined: None });
     }
 
     /// Time of the quickest answer: the round trip and the device's own time.
@@ -175,7 +175,7 @@ impl DescriptorCache {
         };
         match own.map(CachedDescriptor::Bytes).as_ref().or(self.known.get(&key)) {
             Some(known) => done.push(answer(urb, known)),
-            None => match self.descriptor_fetchs.iter_mut().find(|fetch| fetch.key == key && fetch.joined.is_none()) {
+            None => match self.descriptor_fetches.iter_mut().find(|fetch| fetch.key == key && fetch.joined.is_none()) {
                 Some(fetch) => fetch.joined = Some(urb),
                 None => return Some(urb),
             },
@@ -232,10 +232,10 @@ impl DescriptorCache {
         actions: &mut FarActionQueue,
         done: &mut CompletionQueue,
     ) -> Option<UrbCompletion> {
-        let Some(at) = self.descriptor_fetchs.iter().position(|fetch| fetch.id == done_own.id) else {
+        let Some(at) = self.descriptor_fetches.iter().position(|fetch| fetch.id == done_own.id) else {
             return Some(done_own);
         };
-        let DescriptorFetch { key, since, joined, .. } = self.descriptor_fetchs.remove(at);
+        let DescriptorFetch { key, since, joined, .. } = self.descriptor_fetches.remove(at);
         if matches!(done_own.status, UrbStatus::Ok | UrbStatus::Stall) {
             let took = now - since;
             self.round_trip = Some(self.round_trip.map_or(took, |least| least.min(took)));
@@ -261,7 +261,7 @@ impl DescriptorCache {
     /// Cancels a request of the user that waits for an answer; returns whether it is one of these.
     pub fn cancel(&mut self, id: UrbId, done: &mut CompletionQueue) -> bool {
         let is_it = |fetch: &mut DescriptorFetch| fetch.joined.as_ref().is_some_and(|urb| urb.id == id);
-        let Some(fetch) = self.descriptor_fetchs.iter_mut().find_map(|fetch| is_it(fetch).then_some(fetch)) else {
+        let Some(fetch) = self.descriptor_fetches.iter_mut().find_map(|fetch| is_it(fetch).then_some(fetch)) else {
             return false;
         };
         done.push(fetch.joined.take().expect("looked at just now").fail(UrbStatus::Cancelled));
@@ -272,18 +272,18 @@ impl DescriptorCache {
     pub fn handle_reset(&mut self, done: &mut CompletionQueue) {
         self.known.retain(|key, _| key.0 != 0x81);
         self.passing.clear();
-        let joined = self.descriptor_fetchs.drain(..).filter_map(|fetch| fetch.joined);
+        let joined = self.descriptor_fetches.drain(..).filter_map(|fetch| fetch.joined);
         joined.for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
     }
 
     /// The user's requests that wait for an answer.
     pub fn waiting(&self) -> impl Iterator<Item = &Urb> {
-        self.descriptor_fetchs.iter().filter_map(|fetch| fetch.joined.as_deref())
+        self.descriptor_fetches.iter().filter_map(|fetch| fetch.joined.as_deref())
     }
 
     /// Lets go of the waiting requests: another process answers them.
     pub fn hand_over(&mut self) {
-        self.descriptor_fetchs.drain(..).filter_map(|fetch| fetch.joined).for_each(|urb| drop(urb.recall()));
+        self.descriptor_fetches.drain(..).filter_map(|fetch| fetch.joined).for_each(|urb| drop(urb.recall()));
     }
 }
 
@@ -322,8 +322,8 @@ fn descriptors_in(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 impl DescriptorCache {
     /// Writes what is being requested to a snapshot. Known answers are left out, because the device has them.
     pub fn save(&self, to: &mut SnapshotWriter) {
-        to.count(self.descriptor_fetchs.len());
-        for DescriptorFetch { id, key, joined, .. } in &self.descriptor_fetchs {
+        to.count(self.descriptor_fetches.len());
+        for DescriptorFetch { id, key, joined, .. } in &self.descriptor_fetches {
             to.u64(id.0);
             to.u8(key.0);
             to.u16(key.1);
@@ -362,7 +362,7 @@ impl DescriptorCache {
                 }
                 waiting.push((id, urb));
             }
-            answers.descriptor_fetchs.push(DescriptorFetch { id, key, since: now, joined: None });
+            answers.descriptor_fetches.push(DescriptorFetch { id, key, since: now, joined: None });
         }
         Ok((answers, waiting))
     }
@@ -370,7 +370,7 @@ impl DescriptorCache {
     /// Takes over the user's waiting requests.
     pub fn launch(&mut self, waiting: Vec<(UrbId, Urb)>) {
         for (id, urb) in waiting {
-            let fetch = self.descriptor_fetchs.iter_mut().find(|fetch| fetch.id == id);
+            let fetch = self.descriptor_fetches.iter_mut().find(|fetch| fetch.id == id);
             fetch.expect("it was read with what it waits for").joined = Some(urb.launch());
         }
     }

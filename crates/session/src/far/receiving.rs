@@ -72,7 +72,7 @@ struct PrefetchStream {
     /// The user's requests.
     waiting: VecDeque<UrbInFlight>,
     /// Our requests, with their lengths.
-    wanted: VecDeque<(UrbId, u32)>,
+    requested: VecDeque<(UrbId, u32)>,
     arrived: VecDeque<PrefetchedTransfer>,
     bytes: usize,
     phase: PrefetchPhase,
@@ -124,7 +124,7 @@ impl EndpointPrefetch {
             interval: 0,
             window: way.window_first,
             waiting: VecDeque::new(),
-            wanted: VecDeque::new(),
+            requested: VecDeque::new(),
             arrived: VecDeque::new(),
             bytes: 0,
             phase: PrefetchPhase::Resting,
@@ -136,7 +136,7 @@ impl EndpointPrefetch {
     }
 
     fn requests(&self) -> usize {
-        self.streams.iter().map(|stream| stream.wanted.len()).sum()
+        self.streams.iter().map(|stream| stream.requested.len()).sum()
     }
 
     fn fill(&mut self, at: usize, budget: PrefetchBudget, actions: &mut FarActionQueue) {
@@ -176,7 +176,7 @@ impl EndpointPrefetch {
         actions: &mut FarActionQueue,
         done: &mut CompletionQueue,
     ) -> Option<UrbCompletion> {
-        let is_of = |stream: &PrefetchStream| stream.wanted.iter().any(|(id, _)| *id == answer.id);
+        let is_of = |stream: &PrefetchStream| stream.requested.iter().any(|(id, _)| *id == answer.id);
         let Some(at) = self.streams.iter().position(is_of) else { return Some(answer) };
         let stream = &mut self.streams[at];
         let (is_first, before) = (stream.waiting.is_empty(), stream.arrived.len());
@@ -196,7 +196,7 @@ impl EndpointPrefetch {
         let mut is_at_rest = true;
         for stream in self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint)) {
             stream.stop(actions);
-            is_at_rest &= stream.wanted.is_empty();
+            is_at_rest &= stream.requested.is_empty();
         }
         is_at_rest
     }
@@ -291,21 +291,21 @@ impl PrefetchStream {
     fn stop(&mut self, actions: &mut FarActionQueue) {
         if self.phase == PrefetchPhase::Running {
             // Newest first: data that comes meanwhile then belongs to the oldest.
-            self.wanted.iter().rev().for_each(|(id, _)| actions.withdraw(*id));
+            self.requested.iter().rev().for_each(|(id, _)| actions.withdraw(*id));
             self.phase = PrefetchPhase::Stopping;
         }
         self.settle();
     }
 
     fn settle(&mut self) {
-        if self.phase == PrefetchPhase::Stopping && self.wanted.is_empty() {
+        if self.phase == PrefetchPhase::Stopping && self.requested.is_empty() {
             (self.phase, self.has_failed) = (PrefetchPhase::Resting, false);
         }
     }
 
     fn note(&mut self, answer: UrbCompletion, actions: &mut FarActionQueue) {
-        let at = self.wanted.iter().position(|(id, _)| *id == answer.id).expect("looked for before");
-        let (_, length) = self.wanted.remove(at).expect("found just now");
+        let at = self.requested.iter().position(|(id, _)| *id == answer.id).expect("looked for before");
+        let (_, length) = self.requested.remove(at).expect("found just now");
         self.bytes -= length as usize;
         let UrbCompletion { status, actual, payload, .. } = answer;
         let is_news = match status {
@@ -380,8 +380,8 @@ impl PrefetchStream {
     }
 
     fn bytes_here(&self) -> usize {
-        let wanted: usize = self.wanted.iter().map(|(_, length)| *length as usize).sum();
-        wanted + self.arrived.iter().map(|arrival| arrival.data.len()).sum::<usize>()
+        let requested_bytes: usize = self.requested.iter().map(|(_, length)| *length as usize).sum();
+        requested_bytes + self.arrived.iter().map(|arrival| arrival.data.len()).sum::<usize>()
     }
 
     /// Sends the device as many requests as the limits allow.
@@ -398,18 +398,18 @@ impl PrefetchStream {
         }
         let target = self.window.max(self.waiting.len()).min(AHEAD_URBS_MAX);
         loop {
-            let has_room = self.wanted.len() + self.arrived.len() < target
+            let has_room = self.requested.len() + self.arrived.len() < target
                 && self.bytes + self.length as usize <= AHEAD_BYTES_MAX
                 && *left > 0;
             // Exceeds the limits with one request if the user waits and none is with the device.
-            if !has_room && (self.waiting.is_empty() || !self.wanted.is_empty()) {
+            if !has_room && (self.waiting.is_empty() || !self.requested.is_empty()) {
                 return;
             }
             let mut urb = Urb::data_in(UrbId(0), self.way.endpoint, self.length);
             if self.way.kind == TransferType::Interrupt {
                 urb.interval = self.interval;
             }
-            self.wanted.push_back((actions.ask(urb), self.length));
+            self.requested.push_back((actions.ask(urb), self.length));
             self.bytes += self.length as usize;
             *left = left.saturating_sub(1);
         }
@@ -430,8 +430,8 @@ impl EndpointPrefetch {
             to.count(stream.barred_by.len());
             stream.barred_by.iter().for_each(|id| to.u64(id.0));
             to.flag(stream.left_at.is_some());
-            to.count(stream.wanted.len());
-            for (id, length) in &stream.wanted {
+            to.count(stream.requested.len());
+            for (id, length) in &stream.requested {
                 to.u64(id.0);
                 to.u32(*length);
             }
@@ -495,7 +495,7 @@ impl EndpointPrefetch {
                 if !take(id, length) {
                     return Err(ProtocolViolation::new("asked", id.0, "what was asked is with the device, once"));
                 }
-                stream.wanted.push_back((id, length));
+                stream.requested.push_back((id, length));
             }
             for _ in 0..from.count("arrived", 6)? {
                 let (status, ends, data) = (status_of(from.u8("status")?)?, from.flag("ends")?, from.payload("data")?);
@@ -504,7 +504,7 @@ impl EndpointPrefetch {
             stream.bytes = stream.bytes_here();
             let is_resting = stream.phase == PrefetchPhase::Resting;
             let is_stopping = stream.phase == PrefetchPhase::Stopping;
-            if (is_resting && !stream.wanted.is_empty()) || (is_stopping && stream.wanted.is_empty()) {
+            if (is_resting && !stream.requested.is_empty()) || (is_stopping && stream.requested.is_empty()) {
                 return Err(ProtocolViolation::new(
                     "phase",
                     phase.into(),

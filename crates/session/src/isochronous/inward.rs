@@ -158,7 +158,7 @@ impl InwardStream {
         done: UrbCompletion,
         reach: &mut RoundTripHistory,
     ) -> Result<(), UrbStatus> {
-        let Some(at) = self.urbs.iter().position(|wanted| wanted.id == done.id) else { return Ok(()) };
+        let Some(at) = self.urbs.iter().position(|urb| urb.id == done.id) else { return Ok(()) };
         let InwardUrb { first, at, .. } = self.urbs.remove(at).expect("found just now");
         if let Some(residence) = done.residence {
             reach.note_longest((now - at).saturating_sub(residence));
@@ -316,11 +316,11 @@ impl InwardStream {
         to.count(self.waiting.len());
         self.waiting.iter().for_each(|urb| to.urb(urb));
         // Packets that are late already would be late in the other process, too.
-        let wanted = || self.urbs.iter().filter(|wanted| wanted.first >= self.head);
-        to.count(wanted().count());
-        for wanted in wanted() {
-            to.u64(wanted.id.0);
-            to.u64(wanted.first - self.head);
+        let open = || self.urbs.iter().filter(|urb| urb.first >= self.head);
+        to.count(open().count());
+        for urb in open() {
+            to.u64(urb.id.0);
+            to.u64(urb.first - self.head);
         }
         to.count(self.packets.len());
         for packet in &self.packets {

@@ -73,7 +73,7 @@ pub struct IsochronousLayer<D> {
     own: usize,
     reach: RoundTripHistory,
     /// When each open control transfer was submitted.
-    wanted: BTreeMap<UrbId, Instant>,
+    control_asked_at: BTreeMap<UrbId, Instant>,
     streams: BTreeMap<u8, IsochronousStream>,
     /// Bit n: the endpoint of index n is passed through unchanged until an interface changes.
     near: u32,
@@ -102,7 +102,7 @@ impl<D: Device> IsochronousLayer<D> {
             orders: IsoActionQueue::default(),
             own: 0,
             reach: RoundTripHistory::default(),
-            wanted: BTreeMap::new(),
+            control_asked_at: BTreeMap::new(),
             streams: BTreeMap::new(),
             near: 0,
             depths: [None; 2],
@@ -134,7 +134,7 @@ impl<D: Device> IsochronousLayer<D> {
 
     /// Whether the layer has nothing to do: completions go straight to the caller.
     fn is_idle(&self) -> bool {
-        self.own == 0 && self.streams.is_empty() && self.wanted.is_empty() && self.held.is_empty()
+        self.own == 0 && self.streams.is_empty() && self.control_asked_at.is_empty() && self.held.is_empty()
     }
 
     /// By how much the clock of a running stream was slewed to keep its buffer at its depth, in nanoseconds, positive
@@ -183,7 +183,7 @@ impl<D: Device> IsochronousLayer<D> {
 
     fn handle_done(&mut self, now: Instant, finished: UrbCompletion, done: &mut CompletionQueue) {
         if !is_own(finished.id) {
-            if let Some(asked_at) = self.wanted.remove(&finished.id)
+            if let Some(asked_at) = self.control_asked_at.remove(&finished.id)
                 && matches!(finished.status, UrbStatus::Ok | UrbStatus::Stall)
             {
                 self.reach.note((now - asked_at).saturating_sub(finished.residence.unwrap_or_default()));
@@ -216,11 +216,11 @@ impl<D: Device> IsochronousLayer<D> {
 
     fn note_end(&mut self, stream: &IsochronousStream) {
         self.counts = self.counts.and(stream.counts());
-        let (position, depth) = match stream {
+        let (index, depth) = match stream {
             IsochronousStream::In(inward) => (0, inward.depth()),
             IsochronousStream::Out(outward) => (1, outward.depth()),
         };
-        self.depths[position] = depth.or(self.depths[position]);
+        self.depths[index] = depth.or(self.depths[index]);
     }
 
     /// Removes streams that are over.
@@ -308,7 +308,7 @@ impl<D: Device> IsochronousLayer<D> {
         if ends_streams {
             self.near = 0;
         }
-        self.wanted.insert(urb.id, now);
+        self.control_asked_at.insert(urb.id, now);
         self.device.submit(now, urb, &mut self.below);
     }
 
@@ -565,7 +565,7 @@ impl<D: Device> DeviceLayer for IsochronousLayer<D> {
         self.end_all(UrbStatus::Shutdown, done);
         // The device's reset withdraws all requests at once.
         self.orders.clear();
-        self.wanted.clear();
+        self.control_asked_at.clear();
         self.act(now, done, |device, done| device.reset(now, done));
     }
 

@@ -55,7 +55,7 @@ pub struct AttachmentBase {
     /// The exporter's answer to a step of a move, if it was not taken.
     step_answer: Option<(DiskMoveStep, Result<(), String>)>,
     /// The descriptors that were told of the device that is opened next; `None`: nothing was told.
-    told_descriptors: Option<Vec<NamedDescriptor>>,
+    named_descriptors: Option<Vec<NamedDescriptor>>,
     /// Which device it is.
     known: KnownDevice,
     was_open: bool,
@@ -116,7 +116,7 @@ impl AttachmentBase {
             reservation_request,
             lease_left: None,
             step_answer: None,
-            told_descriptors: None,
+            named_descriptors: None,
             known: KnownDevice::default(),
             was_open: false,
         };
@@ -168,8 +168,8 @@ impl AttachmentBase {
 
     /// The descriptors that were told of the device since the last call; `None` if nothing was told, as by an exporter
     /// of an earlier version.
-    pub(super) fn take_told_descriptors(&mut self) -> Option<Vec<NamedDescriptor>> {
-        self.told_descriptors.take()
+    pub(super) fn take_named_descriptors(&mut self) -> Option<Vec<NamedDescriptor>> {
+        self.named_descriptors.take()
     }
 
     /// The state of its reservation.
@@ -289,7 +289,7 @@ impl AttachmentBase {
                 Ok(FrameMeaning::Part)
             }
             FrameKind::Descriptors => {
-                self.told_descriptors = Some(descriptors::decode(&arrived.body.contiguous())?);
+                self.named_descriptors = Some(descriptors::decode(&arrived.body.contiguous())?);
                 Ok(FrameMeaning::Part)
             }
             FrameKind::Reserve => {
@@ -366,7 +366,7 @@ impl AttachmentBase {
     /// The exporter has forgotten the session: opens the device again, and drops the frames that were not sent.
     pub fn handle_renewed(&mut self) {
         self.unsay();
-        (self.opened, self.is_moving, self.told_descriptors) = (PayloadAssembler::default(), false, None);
+        (self.opened, self.is_moving, self.named_descriptors) = (PayloadAssembler::default(), false, None);
         self.known.forgotten(self.was_open);
         if !self.is_over() {
             self.state = AttachmentState::Opening;

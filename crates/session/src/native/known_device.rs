@@ -63,7 +63,7 @@ pub struct KnownDevice {
     /// The exporter forgot the session, and the device has not been opened again yet.
     is_asked_again: bool,
     /// The identity told since the device was last opened again.
-    export_identity: Option<ExportIdentity>,
+    stated_identity: Option<ExportIdentity>,
     /// The incarnation of the exporter that is linked now.
     exporter: Option<u64>,
     /// The incarnation of the last exporter that knew the device.
@@ -106,7 +106,7 @@ impl KnownDevice {
 
     /// The statement to send before the device is opened.
     pub fn expectation(&mut self) -> Option<IdentityStatement> {
-        self.export_identity = None;
+        self.stated_identity = None;
         self.identity.map(IdentityStatement::Expected)
     }
 
@@ -137,7 +137,7 @@ impl KnownDevice {
             return Ok(Some(end));
         }
         match self.is_asked_again {
-            true => self.export_identity = Some(identity),
+            true => self.stated_identity = Some(identity),
             false => self.identity = Some(identity),
         }
         Ok(None)
@@ -151,7 +151,7 @@ impl KnownDevice {
         if std::mem::take(&mut self.is_asked_again) {
             let is_same_process = self.known_at.is_some() && self.known_at == self.exporter;
             match self.identity {
-                Some(known) => compare(name, known, self.export_identity)?,
+                Some(known) => compare(name, known, self.stated_identity)?,
                 None if is_same_process => {}
                 None => {
                     let message = format!(
@@ -161,7 +161,7 @@ impl KnownDevice {
                     return Err(AttachmentEndNotice { cause: AttachmentEndCause::Gone, message });
                 }
             }
-            self.identity = self.export_identity.or(self.identity);
+            self.identity = self.stated_identity.or(self.identity);
         }
         self.known_at = self.exporter;
         Ok(())
@@ -171,7 +171,7 @@ impl KnownDevice {
     pub fn save(&self, to: &mut SnapshotWriter) {
         to.flag(self.is_asked_again);
         put_identity(self.identity, to);
-        put_identity(self.export_identity, to);
+        put_identity(self.stated_identity, to);
         to.flag(self.known_at.is_some());
         if let Some(incarnation) = self.known_at {
             to.u64(incarnation);
@@ -187,9 +187,9 @@ impl KnownDevice {
             return Ok(Self::default());
         }
         let is_asked_again = from.flag("asked again")?;
-        let (identity, export_identity) = (take_identity(from)?, take_identity(from)?);
+        let (identity, stated_identity) = (take_identity(from)?, take_identity(from)?);
         let known_at = if from.flag("exporter known")? { Some(from.u64("exporter's incarnation")?) } else { None };
-        Ok(Self { identity, is_asked_again, export_identity, exporter: None, known_at, is_lasting: false })
+        Ok(Self { identity, is_asked_again, stated_identity, exporter: None, known_at, is_lasting: false })
     }
 }
 
@@ -233,12 +233,12 @@ mod tests {
     fn again(
         mut device: KnownDevice,
         exporter: u64,
-        export_identity: Option<ExportIdentity>,
+        stated_identity: Option<ExportIdentity>,
     ) -> Result<Option<ExportIdentity>, AttachmentEndCause> {
         device.forgotten(true);
         device.note_exporter(exporter);
         assert_eq!(device.expectation(), device.identity().map(IdentityStatement::Expected));
-        if let Some(identity) = export_identity
+        if let Some(identity) = stated_identity
             && let Some(end) = device.hear("disk", &IdentityStatement::Is(identity).encode()).unwrap()
         {
             return Err(end.cause);
@@ -276,12 +276,12 @@ mod tests {
 
     #[test]
     fn device_of_another_session_has_to_be_there_again() {
-        let open = |export_identity: Option<ExportIdentity>| {
+        let open = |stated_identity: Option<ExportIdentity>| {
             let mut device = KnownDevice::expecting(A);
             assert_eq!(device.expectation(), Some(IdentityStatement::Expected(A)));
             device.note_exporter(7);
-            let heard = export_identity.and_then(|export_identity| {
-                device.hear("disk", &IdentityStatement::Is(export_identity).encode()).unwrap()
+            let heard = stated_identity.and_then(|stated_identity| {
+                device.hear("disk", &IdentityStatement::Is(stated_identity).encode()).unwrap()
             });
             heard.map_or(Ok(()), Err).and_then(|()| device.opened("disk")).map_err(|end| end.cause)
         };

@@ -87,7 +87,7 @@ impl SavedPipe {
 }
 
 /// What modules are told about an attachment's device.
-pub fn place_of(role: ModuleRole, class: control::AttachmentClass) -> ModuleContext {
+pub fn context_of(role: ModuleRole, class: control::AttachmentClass) -> ModuleContext {
     let (class, failed) = match class {
         control::AttachmentClass::USB => {
             let reply = usb::UsbReplyPart { status: UrbStatus::Protocol, actual: 0, start_frame: 0, iso: Vec::new() };

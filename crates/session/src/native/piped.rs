@@ -12,7 +12,7 @@ use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
 use super::attachment::AttachmentBase;
 use super::importer::{ImporterAttachment, MovableAttachment};
-use super::pipe::{ModulePipe, SavedPipe, end_of, place_of};
+use super::pipe::{ModulePipe, SavedPipe, context_of, end_of};
 use super::timing::RequestTiming;
 use crate::ProtocolViolation;
 
@@ -121,7 +121,7 @@ impl<A: ImporterAttachment> PipedAttachment<A> {
             (Some(saved), Some(through)) => (saved, through),
             _ => return Err(wrong("it goes through what it went through before")),
         };
-        let context = place_of(ModuleRole::Importer, saved.class);
+        let context = context_of(ModuleRole::Importer, saved.class);
         let pipeline = through.recipe.restore(&context, saved.pipe.states(), &mut *through.random);
         let pipeline = pipeline.ok_or(wrong("its modules can have stood so"))?;
         let mut modules = Box::new(AttachmentModules::new(through));
@@ -206,7 +206,7 @@ impl AttachmentModules {
     fn begin(&mut self, attachment: u16, class: AttachmentClass) {
         (self.pipe, self.attachment, self.class) = (None, attachment, class);
         self.answers.clear();
-        let context = place_of(ModuleRole::Importer, class);
+        let context = context_of(ModuleRole::Importer, class);
         match self.through.recipe.begin(&context, &mut *self.through.random) {
             Ok(begun) => {
                 let offers: Vec<ModuleOffer> = begun.offers().cloned().collect();

@@ -102,8 +102,8 @@ impl RemoteBlock {
         Self::over(AttachmentBase::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
-    /// This attachment, which first tells the exporter that the disk will be overwritten. The exporter then also opens a
-    /// disk that this host moved away earlier.
+    /// This attachment, which first tells the exporter that the disk will be overwritten. The exporter then also opens
+    /// a disk that this host moved away earlier.
     #[must_use]
     pub fn overwriting(self) -> Self {
         Self { attachment: self.attachment.overwriting(), ..self }

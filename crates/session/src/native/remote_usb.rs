@@ -316,13 +316,13 @@ impl RemoteUsb {
     ) -> Result<(), ProtocolViolation> {
         let description = UsbDescription::decode(&opened.info)?;
         let mut descriptors = descriptors_of(&description)?;
-        let reported = self.attachment.take_told_descriptors();
+        let named = self.attachment.take_named_descriptors();
         // An exporter that was replaced by an earlier one tells nothing; the device is the same.
-        (descriptors.strings, descriptors.bos) = match &reported {
-            Some(reported) => named_descriptors::read(reported),
+        (descriptors.strings, descriptors.bos) = match &named {
+            Some(named) => named_descriptors::read(named),
             None => (self.descriptors.strings.clone(), self.descriptors.bos.clone()),
         };
-        self.has_strings |= reported.is_some();
+        self.has_strings |= named.is_some();
         (self.is_still, self.attachment.inherits) = (false, None);
         let before = self.description.replace(description);
         if before.is_some_and(|before| self.description.as_ref().is_some_and(|now| is_another(&before, now))) {
@@ -761,8 +761,8 @@ impl MovableAttachment for RemoteUsb {
         // A snapshot of version 12 has no strings, as its exporter told none.
         if from.version() >= 13 {
             remote.has_strings = from.flag("strings")?;
-            let reported = descriptors::decode(from.bytes("descriptors")?)?;
-            (remote.descriptors.strings, remote.descriptors.bos) = named_descriptors::read(&reported);
+            let named = descriptors::decode(from.bytes("descriptors")?)?;
+            (remote.descriptors.strings, remote.descriptors.bos) = named_descriptors::read(&named);
         }
         remote.bytes = flights.iter().filter(|(_, flight)| !flight.is_answered).map(|(_, flight)| flight.cost).sum();
         let count_in_flight = flights.len() as u64;

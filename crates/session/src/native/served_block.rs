@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     /// What the exporter says of one read's time, if it reads a clock that goes on by 10 us with each look, or none.
-    fn reported(has_clock: bool) -> ResidenceTimes {
+    fn residence_of_a_read(has_clock: bool) -> ResidenceTimes {
         let looks = AtomicU64::new(100);
         let clock = move || Instant::from_nanos(looks.fetch_add(10, Ordering::Relaxed) * 1000);
         let device = StoreDevice::new(MemoryStore::new(vec![7; 4096]));
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn a_device_that_answers_at_once_took_time_all_the_same() {
         let measured = ResidenceTimes { queue_ns: 40_000, device_ns: 10_000, reply_ns: 40_000 };
-        assert_eq!(reported(true), measured);
-        assert_eq!(reported(false), ResidenceTimes { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
+        assert_eq!(residence_of_a_read(true), measured);
+        assert_eq!(residence_of_a_read(false), ResidenceTimes { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
     }
 }

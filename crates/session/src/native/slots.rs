@@ -17,13 +17,13 @@ impl<T> Default for TagSlots<T> {
 impl<T> TagSlots<T> {
     /// A collection with these items in these slots; returns the items if two of them have the same slot.
     pub fn of(things: Vec<(u16, T)>) -> Result<Self, Vec<(u16, T)>> {
-        let mut positions: Vec<u16> = things.iter().map(|(at, _)| *at).collect();
-        positions.sort_unstable();
-        if positions.windows(2).any(|pair| pair[0] == pair[1]) {
+        let mut numbers: Vec<u16> = things.iter().map(|(at, _)| *at).collect();
+        numbers.sort_unstable();
+        if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(things);
         }
         let mut slots: Vec<Option<T>> = Vec::new();
-        slots.resize_with(positions.last().map_or(0, |&last| usize::from(last) + 1), || None);
+        slots.resize_with(numbers.last().map_or(0, |&last| usize::from(last) + 1), || None);
         for (at, thing) in things {
             slots[usize::from(at)] = Some(thing);
         }
@@ -66,8 +66,8 @@ impl<T> TagSlots<T> {
 
     /// Drops the item of a slot without moving it.
     pub fn forget(&mut self, at: u16) {
-        if let Some(location) = self.slots.get_mut(usize::from(at)).filter(|location| location.is_some()) {
-            *location = None;
+        if let Some(slot) = self.slots.get_mut(usize::from(at)).filter(|slot| slot.is_some()) {
+            *slot = None;
             self.free.push(at);
         }
     }

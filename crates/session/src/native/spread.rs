@@ -122,7 +122,7 @@ impl EndpointLanes {
             return before;
         }
         // An endpoint keeps its lane, whose link has adapted to its traffic.
-        let taken = |lane: u8| self.lanes.iter().filter(|location| location.lane == lane).count();
+        let taken = |lane: u8| self.lanes.iter().filter(|endpoint_lane| endpoint_lane.lane == lane).count();
         self.usable.iter().filter(|&lane| lane != 0).min_by_key(|&lane| taken(lane)).unwrap_or(0)
     }
 

@@ -36,7 +36,7 @@ impl HostProcessors {
     /// [`VcpuOverload`] of the processor with the most time left; `owner` keeps its previous part.
     pub fn enter(&mut self, owner: &str, reserve: VcpuReserve) -> Result<usize, VcpuOverload> {
         let before = self.mains.iter().position(|main| main.owner == owner).map(|at| self.mains.remove(at));
-        let entered = self.location(owner, reserve);
+        let entered = self.place(owner, reserve);
         if entered.is_err() {
             self.mains.extend(before);
         }
@@ -51,14 +51,14 @@ impl HostProcessors {
         let before = self.clone();
         self.leave(owner);
         let entered: Result<Vec<usize>, VcpuOverload> =
-            reserves.iter().map(|&reserve| self.location(owner, reserve)).collect();
+            reserves.iter().map(|&reserve| self.place(owner, reserve)).collect();
         if entered.is_err() {
             *self = before;
         }
         entered
     }
 
-    fn location(&mut self, owner: &str, reserve: VcpuReserve) -> Result<usize, VcpuOverload> {
+    fn place(&mut self, owner: &str, reserve: VcpuReserve) -> Result<usize, VcpuOverload> {
         let mut least: Option<VcpuOverload> = None;
         for processor in 0..self.count.max(1) {
             let there = self.mains.iter().filter(|main| main.processor == processor);

@@ -101,7 +101,7 @@ struct TwinExchange<D: Device + ?Sized + 'static> {
     untold: VecDeque<ControlSetting>,
     /// The setting that the twin is getting.
     telling: Option<SetupPacket>,
-    reported: usize,
+    replayed: usize,
     held: VecDeque<UrbInFlight>,
     /// Requests cancelled on the first device, in the order of their submission.
     again: BTreeMap<u64, Urb>,
@@ -129,8 +129,8 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
             let before = done.len();
             let result = act(&mut *self.device, done);
             for answer in done.after(before) {
-                let wanted = self.urbs.iter().position(|wanted| wanted.id == answer.id);
-                if let Some(urb) = wanted.and_then(|at| self.urbs.remove(at)) {
+                let found = self.urbs.iter().position(|urb| urb.id == answer.id);
+                if let Some(urb) = found.and_then(|at| self.urbs.remove(at)) {
                     self.learn(answer, urb.data);
                 }
             }
@@ -152,8 +152,8 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     }
 
     fn handle_answer(&mut self, mut answer: UrbCompletion, done: &mut CompletionQueue) {
-        let wanted = self.urbs.iter().position(|wanted| wanted.id == answer.id);
-        let Some(mut urb) = wanted.and_then(|at| self.urbs.remove(at)) else { return done.push(answer) };
+        let found = self.urbs.iter().position(|urb| urb.id == answer.id);
+        let Some(mut urb) = found.and_then(|at| self.urbs.remove(at)) else { return done.push(answer) };
         self.learn(&answer, urb.data.take());
         let Some(exchange) = &mut self.exchange else { return done.push(answer) };
         let is_lost = answer.status == UrbStatus::Gone;
@@ -312,7 +312,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
             look_at: now + LOOK_EVERY,
             untold: selected.chain(self.settings.iter().cloned()).collect(),
             telling: None,
-            reported: 0,
+            replayed: 0,
             held: VecDeque::new(),
             again: BTreeMap::new(),
         }));
@@ -359,8 +359,7 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     /// Cancels requests that wait for data; the others are waited for.
     fn take_back(&mut self, now: Instant, done: &mut CompletionQueue) {
         // Newest first, because an endpoint continues with the next request in its queue.
-        let waiting: Vec<UrbId> =
-            self.urbs.iter().rev().filter(|wanted| wanted.is_repeatable()).map(|wanted| wanted.id).collect();
+        let waiting: Vec<UrbId> = self.urbs.iter().rev().filter(|urb| urb.is_repeatable()).map(|urb| urb.id).collect();
         for id in waiting {
             self.with(done, |device, done| device.cancel(now, id, done));
         }
@@ -369,11 +368,11 @@ impl<D: Device + ?Sized + 'static> TwinnedDevice<D> {
     /// Replaces the device by the twin.
     fn switch(&mut self, now: Instant, done: &mut CompletionQueue) {
         let Some(exchange) = self.exchange.take() else { return };
-        let TwinExchange { twin, order, since, reported, again, held, .. } = *exchange;
+        let TwinExchange { twin, order, since, replayed, again, held, .. } = *exchange;
         let left = std::mem::replace(&mut self.device, twin);
         self.first.get_or_insert_with(|| left.descriptors().clone());
-        let quiet = if reported == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
-        let report = DeviceSwapReport { replayed: reported, asked_again: again.len(), held: held.len(), quiet };
+        let quiet = if replayed == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
+        let report = DeviceSwapReport { replayed, asked_again: again.len(), held: held.len(), quiet };
         self.resume(now, again, held, done);
         order.tell(DeviceSwapOutcome::Done { left, report });
     }
@@ -432,7 +431,7 @@ impl<D: Device + ?Sized + 'static> TwinExchange<D> {
         loop {
             while let Some(answer) = self.done.pop() {
                 self.telling = None;
-                self.reported += 1;
+                self.replayed += 1;
                 if answer.status != UrbStatus::Ok {
                     let SetupPacket { request_type, request, value, index, .. } = answer.setup;
                     return Err(format!(
@@ -467,10 +466,10 @@ fn is_repeatable(endpoint: EpAddr, direction: TransferDirection) -> bool {
     direction == TransferDirection::In && !endpoint.is_control()
 }
 
-fn asked_again(answer: UrbCompletion, wanted: &RepeatableUrb) -> Urb {
+fn asked_again(answer: UrbCompletion, original: &RepeatableUrb) -> Urb {
     let mut urb = Urb::data_in(answer.id, answer.endpoint, answer.length);
     (urb.interval, urb.stream, urb.flags, urb.start_frame) =
-        (wanted.interval, wanted.stream, wanted.flags, answer.start_frame);
+        (original.interval, original.stream, original.flags, answer.start_frame);
     urb.iso = answer.iso;
     for packet in &mut urb.iso {
         (packet.actual, packet.status) = (0, UrbStatus::Ok);

@@ -28,7 +28,7 @@ pub(super) struct OpenNode {
     finished: VecDeque<UnreapedUrb>,
     reapers: VecDeque<ReapWaiter>,
     /// What `poll` said last, so that a change is told once.
-    events: UsbfsPollEvents,
+    told_events: UsbfsPollEvents,
 }
 
 impl OpenNode {
@@ -39,7 +39,7 @@ impl OpenNode {
             failed_bulk: 0,
             finished: VecDeque::new(),
             reapers: VecDeque::new(),
-            events: UsbfsPollEvents::default(),
+            told_events: UsbfsPollEvents::default(),
         }
     }
 
@@ -87,6 +87,6 @@ impl OpenNode {
     /// Whether `poll` would say something new since the last call.
     pub fn take_change(&mut self, is_gone: bool) -> bool {
         let events = self.events(is_gone);
-        std::mem::replace(&mut self.events, events) != events
+        std::mem::replace(&mut self.told_events, events) != events
     }
 }

@@ -159,10 +159,10 @@ impl ProgramUrb {
         } else {
             // The packets came without the gaps that the program has between them.
             let mut payload = done.payload;
-            let mut position = self.data_at;
+            let mut address = self.data_at;
             for (length, packet) in self.lengths.iter().zip(&done.iso) {
-                data.push((position, payload.split_front((packet.actual as usize).min(payload.len()))));
-                position = position.wrapping_add((*length).into());
+                data.push((address, payload.split_front((packet.actual as usize).min(payload.len()))));
+                address = address.wrapping_add((*length).into());
             }
         }
         data.retain(|(_, payload)| !payload.is_empty());
@@ -181,12 +181,12 @@ fn setup_of(head: &UrbHead, memory: &mut dyn ProgramMemory) -> Result<SetupPacke
 }
 
 fn packets_of(lengths: &[u32]) -> Vec<IsoPacket> {
-    let location = |offset: &mut u32, &length: &u32| {
+    let packet_at = |offset: &mut u32, &length: &u32| {
         let packet = IsoPacket { offset: *offset, length, ..IsoPacket::default() };
         *offset += length;
         Some(packet)
     };
-    lengths.iter().scan(0, location).collect()
+    lengths.iter().scan(0, packet_at).collect()
 }
 
 /// Reads data that go out.

@@ -14,15 +14,15 @@ use farbus_session::far::{FarLayer, FarLayerConfig, LINGER};
 const DATA_IN: EpAddr = EpAddr::from_byte(0x81);
 
 /// The device's open requests, which the test answers.
-type Asked = Arc<Mutex<VecDeque<UrbInFlight>>>;
+type SharedUrbQueue = Arc<Mutex<VecDeque<UrbInFlight>>>;
 
-struct Told {
+struct ManualDevice {
     descriptors: DescriptorSet,
     selection: ConfigurationSelection,
-    flights: Asked,
+    flights: SharedUrbQueue,
 }
 
-impl Device for Told {
+impl Device for ManualDevice {
     fn descriptors(&self) -> &DescriptorSet {
         &self.descriptors
     }
@@ -43,9 +43,9 @@ impl Device for Told {
     }
 
     fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut CompletionQueue) {
-        let mut wanted = self.flights.lock().unwrap();
-        if let Some(at) = wanted.iter().position(|urb| urb.id == id) {
-            done.push(wanted.remove(at).unwrap().fail(UrbStatus::Cancelled));
+        let mut flights = self.flights.lock().unwrap();
+        if let Some(at) = flights.iter().position(|urb| urb.id == id) {
+            done.push(flights.remove(at).unwrap().fail(UrbStatus::Cancelled));
         }
     }
 
@@ -55,8 +55,8 @@ impl Device for Told {
 }
 
 struct Bench {
-    far: FarLayer<Told>,
-    flights: Asked,
+    far: FarLayer<ManualDevice>,
+    flights: SharedUrbQueue,
     done: CompletionQueue,
     now: Instant,
 }
@@ -68,9 +68,11 @@ impl Bench {
         let descriptors = definition.interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1)).build();
         let mut selection = ConfigurationSelection::default();
         assert!(selection.select_configuration(&descriptors, 1));
-        let flights = Asked::default();
-        let far =
-            FarLayer::new(Told { descriptors, selection, flights: Arc::clone(&flights) }, FarLayerConfig::within(64));
+        let flights = SharedUrbQueue::default();
+        let far = FarLayer::new(
+            ManualDevice { descriptors, selection, flights: Arc::clone(&flights) },
+            FarLayerConfig::within(64),
+        );
         let done = CompletionQueue::new(BufferPool::new(0));
         Self { far, flights, done, now: Instant::ZERO + Duration::from_secs(1) }
     }
@@ -99,7 +101,7 @@ impl Bench {
         std::iter::from_fn(|| self.done.pop()).map(|done| (done.id.0, done.status, done.payload.into_vec())).collect()
     }
 
-    fn wanted(&self) -> usize {
+    fn in_flight(&self) -> usize {
         self.flights.lock().unwrap().len()
     }
 }
@@ -114,13 +116,13 @@ impl Drop for Bench {
 fn data_without_a_request_is_kept_and_the_queue_is_bounded() {
     let mut bench = Bench::new();
     bench.read(1, 512);
-    let ahead = bench.wanted();
+    let ahead = bench.in_flight();
     assert_eq!(ahead, 32, "a line is asked at once, as far as the credit goes");
     for number in 0..ahead as u8 {
         bench.send(&[number]);
     }
     assert_eq!(bench.heard(), [(1, UrbStatus::Ok, vec![0])]);
-    assert_eq!(bench.wanted(), 1, "the queue is full but for the one that was fetched");
+    assert_eq!(bench.in_flight(), 1, "the queue is full but for the one that was fetched");
     for number in 1..4 {
         bench.read(number, 512);
         assert_eq!(bench.heard(), [(number, UrbStatus::Ok, vec![number as u8])]);
@@ -143,13 +145,13 @@ fn cancelled_request_takes_no_data_and_after_the_last_one_asking_stops() {
     assert_eq!(at, bench.now + LINGER);
     bench.now = at;
     bench.far.handle_timeout(at, &mut bench.done);
-    assert_eq!((bench.wanted(), bench.far.arrived()), (0, 1));
+    assert_eq!((bench.in_flight(), bench.far.arrived()), (0, 1));
     bench.heard();
     bench.read(4, 512);
     assert_eq!(bench.heard(), [(4, UrbStatus::Ok, b"late".to_vec())]);
-    assert_eq!(bench.wanted(), 0, "nobody waits");
+    assert_eq!(bench.in_flight(), 0, "nobody waits");
     bench.read(5, 512);
-    assert!(bench.wanted() > 0);
+    assert!(bench.in_flight() > 0);
 }
 
 #[test]
@@ -160,13 +162,13 @@ fn failure_is_reported_once_behind_earlier_data_and_waiting_requests_continue() 
     bench.send(b"two");
     bench.answer(|urb| urb.fail(UrbStatus::Stall));
     assert_eq!(bench.heard(), [(1, UrbStatus::Ok, b"one".to_vec())]);
-    assert_eq!(bench.wanted(), 0, "what is behind a failure is withdrawn");
+    assert_eq!(bench.in_flight(), 0, "what is behind a failure is withdrawn");
     bench.read(2, 512);
     bench.read(3, 512);
     assert_eq!(bench.heard(), [(2, UrbStatus::Ok, b"two".to_vec()), (3, UrbStatus::Stall, vec![])]);
-    assert_eq!(bench.wanted(), 0, "nobody asks for more");
+    assert_eq!(bench.in_flight(), 0, "nobody asks for more");
     bench.read(4, 512);
-    assert!(bench.wanted() > 0);
+    assert!(bench.in_flight() > 0);
 }
 
 #[test]
@@ -182,11 +184,11 @@ fn clear_halt_withdraws_our_requests_first_and_drops_an_undelivered_stall() {
     bench.read(3, 512);
     bench.read(4, 512);
     assert_eq!(bench.heard(), [(3, UrbStatus::Ok, b"two".to_vec())], "data stays, the stall does not");
-    assert!(bench.wanted() > 0);
+    assert!(bench.in_flight() > 0);
     bench.clear_halt(5);
     // Our requests were withdrawn first and are submitted again afterwards, because a request waits.
     assert_eq!(bench.heard(), [(5, UrbStatus::Ok, vec![])]);
-    assert!(bench.wanted() > 0);
+    assert!(bench.in_flight() > 0);
     bench.send(b"three");
     assert_eq!(bench.heard(), [(4, UrbStatus::Ok, b"three".to_vec())]);
 }
@@ -200,7 +202,7 @@ fn set_halt_drops_data_that_arrived_before_it() {
     bench.heard();
     let setup = SetupPacket { request: 3, ..SetupPacket::clear_halt(DATA_IN) };
     bench.far.submit(bench.now, Urb::control(UrbId(2), setup, Payload::Empty).launch(), &mut bench.done);
-    assert_eq!((bench.heard(), bench.wanted()), (vec![(2, UrbStatus::Ok, vec![])], 0));
+    assert_eq!((bench.heard(), bench.in_flight()), (vec![(2, UrbStatus::Ok, vec![])], 0));
     bench.read(3, 512);
     bench.answer(|urb| urb.fail(UrbStatus::Stall));
     assert_eq!(bench.heard(), [(3, UrbStatus::Stall, vec![])]);
@@ -255,14 +257,14 @@ fn short_packet_is_an_error_if_the_request_says_so_and_reset_ends_everything() {
     bench.heard();
     bench.far.reset(bench.now, &mut bench.done);
     assert_eq!(bench.heard(), [(4, UrbStatus::Shutdown, vec![])]);
-    assert_eq!((bench.wanted(), bench.far.arrived()), (0, 0));
+    assert_eq!((bench.in_flight(), bench.far.arrived()), (0, 0));
 }
 
 #[test]
 fn control_requests_are_answered_in_order_from_cache_or_device() {
     let mut bench = Bench::new();
     bench.far.begin(bench.now, &mut bench.done);
-    let fetched = bench.wanted();
+    let fetched = bench.in_flight();
     assert!(fetched >= 4, "strings and their languages");
     let get = |id, kind, index, language| {
         Urb::control(UrbId(id), SetupPacket::get_descriptor(kind, index, language, 255), Payload::Empty).launch()
@@ -272,7 +274,7 @@ fn control_requests_are_answered_in_order_from_cache_or_device() {
     bench.far.submit(bench.now, get(2, 3, 0, 0), &mut bench.done);
     bench.far.submit(bench.now, get(3, 1, 0, 0), &mut bench.done);
     assert_eq!(bench.heard().len(), 1);
-    assert_eq!(bench.wanted(), fetched);
+    assert_eq!(bench.in_flight(), fetched);
     bench.send(&[4, 3, 9, 4]);
     let heard = bench.heard();
     assert_eq!(heard.len(), 1, "{heard:?}");
@@ -289,18 +291,18 @@ fn control_requests_are_answered_in_order_from_cache_or_device() {
 fn first_request_of_an_endpoint_waits_for_a_held_control_request_that_changes_it() {
     let mut bench = Bench::new();
     bench.far.begin(bench.now, &mut bench.done);
-    let fetched = bench.wanted();
+    let fetched = bench.in_flight();
     let languages = Urb::control(UrbId(1), SetupPacket::get_descriptor(3, 0, 0, 255), Payload::Empty).launch();
     bench.far.submit(bench.now, languages, &mut bench.done);
     bench.clear_halt(2);
     bench.read(3, 512);
-    assert_eq!(bench.wanted(), fetched, "the halt is not cleared yet, for the languages were asked for before");
+    assert_eq!(bench.in_flight(), fetched, "the halt is not cleared yet, for the languages were asked for before");
     bench.send(&[4, 3, 9, 4]);
     assert_eq!(bench.heard(), [(1, UrbStatus::Ok, vec![4, 3, 9, 4]), (2, UrbStatus::Ok, vec![])]);
     for _ in 1..fetched {
         bench.answer(|urb| urb.fail(UrbStatus::Stall));
     }
-    assert!(bench.wanted() > 0, "and now it is asked");
+    assert!(bench.in_flight() > 0, "and now it is asked");
     bench.send(b"first");
     assert_eq!(bench.heard(), [(3, UrbStatus::Ok, b"first".to_vec())]);
 }
@@ -308,16 +310,17 @@ fn first_request_of_an_endpoint_waits_for_a_held_control_request_that_changes_it
 #[test]
 fn disabled_plan_asks_nothing_early() {
     let mut bench = Bench::new();
-    let (flights, descriptors) = (Asked::default(), bench.far.descriptors().clone());
+    let (flights, descriptors) = (SharedUrbQueue::default(), bench.far.descriptors().clone());
     let mut selection = ConfigurationSelection::default();
     selection.select_configuration(&descriptors, 1);
     bench.far.reset(bench.now, &mut bench.done);
-    bench.far = FarLayer::new(Told { descriptors, selection, flights: Arc::clone(&flights) }, FarLayerConfig::OFF);
+    bench.far =
+        FarLayer::new(ManualDevice { descriptors, selection, flights: Arc::clone(&flights) }, FarLayerConfig::OFF);
     bench.flights = flights;
     bench.far.begin(bench.now, &mut bench.done);
-    assert_eq!(bench.wanted(), 0);
+    assert_eq!(bench.in_flight(), 0);
     bench.read(1, 512);
-    assert_eq!(bench.wanted(), 1);
+    assert_eq!(bench.in_flight(), 1);
     bench.send(b"one");
-    assert_eq!((bench.heard(), bench.wanted()), (vec![(1, UrbStatus::Ok, b"one".to_vec())], 0));
+    assert_eq!((bench.heard(), bench.in_flight()), (vec![(1, UrbStatus::Ok, b"one".to_vec())], 0));
 }

@@ -25,7 +25,7 @@ pub struct Distant<D> {
     device: D,
     way: Way,
     random: Random,
-    there: VecDeque<(Instant, Asked)>,
+    there: VecDeque<(Instant, DistantCommand)>,
     back: VecDeque<(Instant, UrbCompletion)>,
     /// When the device got each open request.
     had: BTreeMap<UrbId, Instant>,
@@ -34,7 +34,7 @@ pub struct Distant<D> {
     done: CompletionQueue,
 }
 
-enum Asked {
+enum DistantCommand {
     Submit(Box<UrbInFlight>),
     Cancel(UrbId),
 }
@@ -73,9 +73,9 @@ impl<D: Device> Distant<D> {
         (now + self.way.delay + Duration::from_nanos(more)).max(last.unwrap_or_default()).max(self.cut_until)
     }
 
-    fn send(&mut self, now: Instant, wanted: Asked) {
+    fn send(&mut self, now: Instant, command: DistantCommand) {
         let at = self.arrives(now, self.there.back().map(|(at, _)| *at));
-        self.there.push_back((at, wanted));
+        self.there.push_back((at, command));
     }
 
     /// The device's time at a moment of ours.
@@ -110,16 +110,16 @@ impl<D: Device> Device for Distant<D> {
 
     fn submit(&mut self, now: Instant, mut urb: UrbInFlight, _done: &mut CompletionQueue) {
         urb.own_payload();
-        self.send(now, Asked::Submit(Box::new(urb)));
+        self.send(now, DistantCommand::Submit(Box::new(urb)));
     }
 
     fn cancel(&mut self, now: Instant, id: UrbId, _done: &mut CompletionQueue) {
-        self.send(now, Asked::Cancel(id));
+        self.send(now, DistantCommand::Cancel(id));
     }
 
     fn reset(&mut self, now: Instant, done: &mut CompletionQueue) {
-        for (_, wanted) in self.there.drain(..) {
-            if let Asked::Submit(urb) = wanted {
+        for (_, command) in self.there.drain(..) {
+            if let DistantCommand::Submit(urb) = command {
                 done.push(urb.fail(farbus_model::UrbStatus::Shutdown));
             }
         }
@@ -138,11 +138,11 @@ impl<D: Device> Device for Distant<D> {
         let its = self.its_time(now);
         while self.there.front().is_some_and(|(at, _)| *at <= now) {
             match self.there.pop_front().expect("looked at just now").1 {
-                Asked::Submit(urb) => {
+                DistantCommand::Submit(urb) => {
                     self.had.insert(urb.id, now);
                     self.device.submit(its, *urb, &mut self.done);
                 }
-                Asked::Cancel(id) => self.device.cancel(its, id, &mut self.done),
+                DistantCommand::Cancel(id) => self.device.cancel(its, id, &mut self.done),
             }
         }
         if self.device.poll_timeout().is_some_and(|at| at <= its) {

@@ -43,7 +43,7 @@ pub struct Driver {
     tone: ToneGenerator,
     listener: ToneListener,
     /// Open requests, in order.
-    wanted: VecDeque<u64>,
+    open_requests: VecDeque<u64>,
     /// When each was answered; `missed` counts lost packets.
     pub answered: Vec<Instant>,
     frame: Option<u32>,
@@ -74,7 +74,7 @@ impl Driver {
             packets,
             tone: ToneGenerator::default(),
             listener: ToneListener::default(),
-            wanted: VecDeque::new(),
+            open_requests: VecDeque::new(),
             answered: Vec::new(),
             frame: None,
             missed: 0,
@@ -138,7 +138,7 @@ impl Driver {
         urb.iso = (0..self.packets)
             .map(|n| IsoPacket { offset: n * PACKET_BYTES, length: PACKET_BYTES, ..IsoPacket::default() })
             .collect();
-        self.wanted.push_back(id.0);
+        self.open_requests.push_back(id.0);
         self.card.submit(self.now, urb.launch(), &mut self.done);
     }
 
@@ -172,7 +172,7 @@ impl Driver {
     /// Stops submitting, and waits for the open requests.
     pub fn finish(&mut self) {
         self.is_done = true;
-        while !self.wanted.is_empty() || !self.owing.is_empty() {
+        while !self.open_requests.is_empty() || !self.owing.is_empty() {
             self.run_for(INTERVAL);
         }
     }
@@ -180,11 +180,11 @@ impl Driver {
     /// Cancels all requests, as a driver that stops.
     pub fn withdraw(&mut self) {
         self.is_done = true;
-        for id in self.wanted.clone() {
+        for id in self.open_requests.clone() {
             self.card.cancel(self.now, UrbId(id), &mut self.done);
         }
         self.run_for(INTERVAL);
-        assert!(self.wanted.is_empty(), "what is withdrawn ends");
+        assert!(self.open_requests.is_empty(), "what is withdrawn ends");
     }
 
     /// The port is reset, and the driver sets up the card again.
@@ -195,7 +195,7 @@ impl Driver {
             assert_eq!(done.status, UrbStatus::Shutdown);
             self.take(done);
         }
-        assert!(self.wanted.is_empty(), "a reset ends everything");
+        assert!(self.open_requests.is_empty(), "a reset ends everything");
         self.owing.clear();
         self.control(SetupPacket::set_configuration(1));
     }
@@ -211,7 +211,7 @@ impl Driver {
         reader.end("snapshot").unwrap();
         let mut left: Vec<u64> = self.card.in_flight_of(Vec::new()).iter().map(|(id, ..)| id.0).collect();
         left.sort_unstable();
-        assert_eq!(left, Vec::from(self.wanted.clone()), "what is not answered goes along");
+        assert_eq!(left, Vec::from(self.open_requests.clone()), "what is not answered goes along");
     }
 
     /// A snapshot of the card.
@@ -261,7 +261,7 @@ impl Driver {
     }
 
     fn take(&mut self, done: UrbCompletion) {
-        assert_eq!(self.wanted.pop_front(), Some(done.id.0), "each is answered once, in order");
+        assert_eq!(self.open_requests.pop_front(), Some(done.id.0), "each is answered once, in order");
         if done.status != UrbStatus::Ok {
             assert!(self.is_done, "{:?}", done.status);
             return;

@@ -99,24 +99,24 @@ impl Cached {
         shore.0.lock().unwrap().epoch = disk.epoch();
         let pier = Pier(shore.clone(), self.info);
         let below: PendingBlockRequests =
-            disk.requests().map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect();
+            disk.requests().map(|request| (request.id, (request.op, request.offset, request.length))).collect();
         let mut reader = snapshot::open(saved, AHEAD_KIND)?;
         let behind = |bytes: &[u8]| {
             let mut reader = snapshot::open(bytes, BEHIND_KIND)?;
-            let (mut behind, wanted) =
+            let (mut behind, pending) =
                 WriteBackLayer::restore(&mut reader, |_| Ok::<_, ProtocolViolation>((pier, below)))?;
             match reader.end("behind") {
-                Ok(()) => Ok((behind, wanted)),
+                Ok(()) => Ok((behind, pending)),
                 Err(reject) => {
                     behind.leave();
                     Err(reject)
                 }
             }
         };
-        let (top, wanted) = ReadAheadLayer::restore(&mut reader, behind)?;
+        let (top, pending) = ReadAheadLayer::restore(&mut reader, behind)?;
         let mut this = Self { shore, top, info: self.info };
         match reader.end("ahead") {
-            Ok(()) => Ok((this, wanted)),
+            Ok(()) => Ok((this, pending)),
             Err(reject) => {
                 this.leave();
                 Err(reject)

@@ -261,7 +261,7 @@ pub struct DiskWorld {
     promised: Vec<Option<u8>>,
     exporter_services: TestExporter,
     done: CompletionQueue<BlockCompletion>,
-    wanted: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
+    unanswered: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
     known: Vec<Known>,
     /// Blocks that a request in flight touches: requests do not overlap.
     busy: Vec<bool>,
@@ -338,7 +338,7 @@ impl DiskWorld {
                 trims: random.once_in(2),
             },
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
-            wanted: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             known: vec![Known::Byte(0); BLOCKS as usize],
             busy: vec![false; BLOCKS as usize],
             unflushed: vec![false; BLOCKS as usize],
@@ -393,8 +393,8 @@ impl DiskWorld {
         }
         self.world.move_on_with(is_meant, crate::modules::resume);
         let (Some(cached), Some(saved)) = (&mut self.cached, saved.filter(|_| is_meant)) else { return };
-        let wanted = self
-            .wanted
+        let unanswered = self
+            .unanswered
             .iter()
             .map(|(&id, &(op, first, count, _))| (BlockId(id), (op, first * BLOCK, (count * BLOCK) as u32)));
         let mut spoilt = saved.clone();
@@ -403,7 +403,7 @@ impl DiskWorld {
             again.leave();
         }
         let (again, owed) = cached.restore(&saved, self.world.remote.inner()).expect("it stood so");
-        assert_eq!(owed, wanted.collect(), "it owes the answers that it owed");
+        assert_eq!(owed, unanswered.collect(), "it owes the answers that it owed");
         std::mem::replace(cached, again).leave();
         self.pump();
     }
@@ -473,7 +473,7 @@ impl DiskWorld {
         let is_ours = !ImporterAttachment::is_moving(remote) && !ImporterAttachment::is_expected(remote);
         let is_quiet = remote.in_flight() == 0 && !remote.is_rewriting();
         let is_open = *ImporterAttachment::state(remote) == AttachmentState::Open && is_ours && is_quiet;
-        if is_open && self.wanted.is_empty() && is_linked {
+        if is_open && self.unanswered.is_empty() && is_linked {
             remote.hold_still(self.world.now, &mut self.below);
             remote.migrate([9; 32]);
             self.pump();
@@ -518,7 +518,8 @@ impl DiskWorld {
 
     fn handed_over(&mut self) {
         assert!(
-            self.wanted.values().all(|wanted| wanted.0 == BlockOp::Read) || self.world.remote.inner().is_expected()
+            self.unanswered.values().all(|request| request.0 == BlockOp::Read)
+                || self.world.remote.inner().is_expected()
         );
         self.exporter_services.is_elsewhere = false;
         self.exporter_services.medium.lock().unwrap().is_taken = false;
@@ -561,7 +562,7 @@ impl DiskWorld {
         let mut first = random.below(BLOCKS);
         let mut count = random.pick(&[1, 1, 8, 8, 100, 300, 512]).min(BLOCKS - first);
         if op == BlockOp::Flush {
-            if !self.wanted.is_empty() {
+            if !self.unanswered.is_empty() {
                 // Only then is it clear what the flush covers.
                 return;
             }
@@ -569,7 +570,7 @@ impl DiskWorld {
         }
         let blocks = first as usize..(first + count) as usize;
         if self.busy[blocks.clone()].iter().any(|&busy| busy)
-            || self.wanted.values().any(|wanted| wanted.0 == BlockOp::Flush)
+            || self.unanswered.values().any(|request| request.0 == BlockOp::Flush)
         {
             return;
         }
@@ -601,7 +602,7 @@ impl DiskWorld {
     }
 
     fn submit(&mut self, request: BlockRequest, what: (BlockOp, u64, u64, u8)) {
-        self.wanted.insert(request.id.0, what);
+        self.unanswered.insert(request.id.0, what);
         match &mut self.cached {
             Some(cached) => cached.submit(self.world.now, request.launch(), &mut self.done),
             None => self.world.remote.inner_mut().submit(self.world.now, request.launch(), &mut self.done),
@@ -640,7 +641,7 @@ impl DiskWorld {
 
     fn check(&mut self) {
         while let Some(done) = self.done.pop() {
-            let (op, first, count, byte) = self.wanted.remove(&done.id.0).expect("answered once");
+            let (op, first, count, byte) = self.unanswered.remove(&done.id.0).expect("answered once");
             self.answered += 1;
             assert!(
                 !(op.is_change() || op == BlockOp::Flush) || self.is_over || !self.world.remote.inner().is_expected(),
@@ -711,8 +712,8 @@ impl DiskWorld {
     }
 
     /// What is said to be a hole reads as zeros.
-    fn check_holes(&self, first: u64, count: u64, reported: &Payload) {
-        let extents = ExtentList::read(reported, (count * BLOCK) as u32).expect("it tells of the range");
+    fn check_holes(&self, first: u64, count: u64, extent_list: &Payload) {
+        let extents = ExtentList::read(extent_list, (count * BLOCK) as u32).expect("it tells of the range");
         let mut at = first * BLOCK;
         for extent in extents.iter() {
             let blocks = (at / BLOCK) as usize..((at + extent.length) / BLOCK) as usize;
@@ -742,7 +743,7 @@ impl DiskWorld {
                 self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
                 self.check();
             }
-            assert!(self.wanted.is_empty(), "nothing hangs");
+            assert!(self.unanswered.is_empty(), "nothing hangs");
             let is_taken = self.exporter_services.medium.lock().unwrap().is_taken;
             assert_eq!(is_taken, self.exporter_services.is_elsewhere, "the claim is free, if it was ours");
             return self.answered;
@@ -764,14 +765,14 @@ impl DiskWorld {
             self.check();
         }
         assert!(!self.world.remote.inner().is_expected());
-        assert!(self.wanted.is_empty(), "nothing hangs: {:?}", self.wanted);
+        assert!(self.unanswered.is_empty(), "nothing hangs: {:?}", self.unanswered);
         assert_eq!(self.world.remote.inner().in_flight(), 0);
         if self.cached.is_some() {
             // Early answers may hide failed writes: a flush tells whether all data arrived.
             self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
             self.with_disk(|world, exporter_services, done| world.exchange(exporter_services, done));
             self.check();
-            assert!(self.wanted.is_empty());
+            assert!(self.unanswered.is_empty());
             return self.answered;
         }
         let cached = self.exporter_services.medium.lock().unwrap().cached.clone();

@@ -222,13 +222,13 @@ impl Known {
         }
     }
 
-    fn reported(&mut self) {
+    fn note_told_error(&mut self) {
         self.is_uncertain |= !self.since.is_empty();
     }
 }
 
 /// A request that was not answered yet.
-enum Asked {
+enum UnansweredRequest {
     Read {
         first: usize,
         count: usize,
@@ -249,7 +249,7 @@ pub struct ForgetfulWorld {
     links: u16,
     exporter: TestExporter,
     done: CompletionQueue<BlockCompletion>,
-    wanted: BTreeMap<u64, Asked>,
+    unanswered: BTreeMap<u64, UnansweredRequest>,
     known: Vec<Known>,
     version: u16,
     next_id: u64,
@@ -277,7 +277,7 @@ impl ForgetfulWorld {
             links,
             exporter,
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
-            wanted: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             known: vec![Known::default(); SECTORS],
             version: 0,
             next_id: 0,
@@ -326,23 +326,23 @@ impl ForgetfulWorld {
         if !is_flush && self.known[sectors.clone()].iter().any(|known| known.is_busy) {
             return;
         }
-        let (request, wanted) = if is_flush {
+        let (request, unanswered) = if is_flush {
             let covers = self.known.iter().map(|known| known.answered.filter(|_| !known.is_uncertain)).collect();
-            (BlockRequest::flush(id), Asked::Flush { covers })
+            (BlockRequest::flush(id), UnansweredRequest::Flush { covers })
         } else {
             self.known[sectors.clone()].iter_mut().for_each(|known| known.is_busy = true);
             if random.once_in(3) {
-                (BlockRequest::read(id, offset, length), Asked::Read { first, count })
+                (BlockRequest::read(id, offset, length), UnansweredRequest::Read { first, count })
             } else {
                 self.version += 1;
                 let version = self.version;
                 // Even a write that is never answered may be stored.
                 self.known[sectors].iter_mut().for_each(|known| known.since.push(version));
                 let bytes: Vec<u8> = (0..count).flat_map(|_| content(version)).collect();
-                (BlockRequest::write(id, offset, bytes.into()), Asked::Write { first, count, version })
+                (BlockRequest::write(id, offset, bytes.into()), UnansweredRequest::Write { first, count, version })
             }
         };
-        self.wanted.insert(id.0, wanted);
+        self.unanswered.insert(id.0, unanswered);
         self.world.remote.submit(self.world.now, request.launch(), &mut self.done);
     }
 
@@ -361,7 +361,7 @@ impl ForgetfulWorld {
     fn kill_importer(&mut self, random: &mut Random) {
         self.world.remote.handle_over(AttachmentEndCause::Asked, "it is killed", &mut self.done);
         while self.done.pop().is_some() {}
-        self.wanted.clear();
+        self.unanswered.clear();
         if let Some(session) = self.world.exporter.take() {
             session.finish(self.world.now);
         }
@@ -377,10 +377,10 @@ impl ForgetfulWorld {
     fn check(&mut self) {
         while let Some(done) = self.done.pop() {
             self.answered += 1;
-            let wanted = self.wanted.remove(&done.id.0).expect("answered once");
+            let unanswered = self.unanswered.remove(&done.id.0).expect("answered once");
             self.errors += u32::from(done.result.is_err());
-            match wanted {
-                Asked::Read { first, count } => {
+            match unanswered {
+                UnansweredRequest::Read { first, count } => {
                     let known = &mut self.known[first..first + count];
                     known.iter_mut().for_each(|known| known.is_busy = false);
                     assert_eq!(done.result, Ok(()), "the cache can be read");
@@ -391,20 +391,20 @@ impl ForgetfulWorld {
                         assert!(known.may_be(version), "sector {sector} reads as {version}");
                     }
                 }
-                Asked::Write { first, count, version } => {
+                UnansweredRequest::Write { first, count, version } => {
                     assert_eq!(done.result, Ok(()), "the cache takes all");
                     for known in &mut self.known[first..first + count] {
                         (known.is_busy, known.is_uncertain, known.answered) = (false, false, Some(version));
                     }
                 }
-                Asked::Flush { covers } => self.check_flush(done.result, &covers),
+                UnansweredRequest::Flush { covers } => self.check_flush(done.result, &covers),
             }
         }
     }
 
     fn check_flush(&mut self, result: Result<(), StoreError>, covers: &[Option<u16>]) {
         if result.is_err() {
-            return self.known.iter_mut().for_each(Known::reported);
+            return self.known.iter_mut().for_each(Known::note_told_error);
         }
         let durable = self.exporter.medium.lock().unwrap().durable;
         for (sector, (known, covered)) in self.known.iter_mut().zip(covers).enumerate() {
@@ -433,13 +433,13 @@ impl ForgetfulWorld {
             self.world.exchange(&mut self.exporter, &mut self.done);
             self.check();
             let covers = self.known.iter().map(|known| known.answered.filter(|_| !known.is_uncertain)).collect();
-            self.wanted.insert(self.next_id, Asked::Flush { covers });
+            self.unanswered.insert(self.next_id, UnansweredRequest::Flush { covers });
             let flush = BlockRequest::flush(BlockId(self.next_id));
             self.next_id += 1;
             self.world.remote.submit(self.world.now, flush.launch(), &mut self.done);
             self.world.exchange(&mut self.exporter, &mut self.done);
             self.check();
-            assert!(self.wanted.is_empty(), "nothing hangs");
+            assert!(self.unanswered.is_empty(), "nothing hangs");
         }
         self.exporter.medium.lock().unwrap().forget(random);
         let durable = self.exporter.medium.lock().unwrap().durable;

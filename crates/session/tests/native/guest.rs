@@ -384,8 +384,8 @@ impl GuestWorld {
         if self.stage == Stage::Left {
             return;
         }
-        let printed = std::mem::take(&mut self.guest.bytes);
-        let mut rest = &printed[..];
+        let bytes = std::mem::take(&mut self.guest.bytes);
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             let space = host.receive_space();
             let count = space.len().min(rest.len());

@@ -124,8 +124,8 @@ impl Kernel {
         let descriptors = self.exporter.as_ref().unwrap().device().unwrap().descriptors().clone();
         self.client.get_or_insert_with(|| {
             let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, "1-1");
-            let wanted: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
-            handshake.handle_transmitted(wanted);
+            let count: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+            handshake.handle_transmitted(count);
             let mut reply = [0x01, 0x11, 0, 3, 0, 0, 0, 0].to_vec();
             record().encode(false, &mut reply);
             handshake.receive_space()[..reply.len()].copy_from_slice(&reply);

@@ -44,14 +44,14 @@ pub struct Modules {
 impl Modules {
     /// One to four random modules.
     pub fn any(random: &mut Random) -> Self {
-        let wanted: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
-        Self::new(&wanted, 7)
+        let specs_text: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
+        Self::new(&specs_text, 7)
     }
 
     /// These modules; the exporter's key is made of `key`, the importer's of sevens.
-    pub fn new(wanted: &[&str], key: u8) -> Self {
+    pub fn new(specs_text: &[&str], key: u8) -> Self {
         let catalogue = ModuleCatalogue::builtin();
-        let specs: Vec<ModuleSpec> = wanted.iter().map(|text| text.parse().unwrap()).collect();
+        let specs: Vec<ModuleSpec> = specs_text.iter().map(|text| text.parse().unwrap()).collect();
         let recipe = PipelineRecipe::new(&catalogue, &specs, &mut |_: &str| Ok(vec![7; 32])).unwrap();
         let mut allowance = ModuleAllowance::usual(&catalogue);
         allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_: &str| Ok(vec![key; 32])).unwrap();
@@ -128,10 +128,10 @@ fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (AttachmentS
 #[test]
 fn module_that_does_not_fit_or_fails_ends_the_attachment_with_its_reason() {
     let random = &mut Random::new(1);
-    let mut ends_with = |wanted: &[&str], key, is_allowed, cause, word: &str| {
-        let (state, answers) = used(random, Modules::new(wanted, key), is_allowed);
-        let AttachmentState::Ended(end) = state else { panic!("{wanted:?}: {state:?}") };
-        assert!(end.cause == cause && end.message.contains(word), "{wanted:?}: {end:?}");
+    let mut ends_with = |specs_text: &[&str], key, is_allowed, cause, word: &str| {
+        let (state, answers) = used(random, Modules::new(specs_text, key), is_allowed);
+        let AttachmentState::Ended(end) = state else { panic!("{specs_text:?}: {state:?}") };
+        assert!(end.cause == cause && end.message.contains(word), "{specs_text:?}: {end:?}");
         answers
     };
     let seal = "seal:key-file=k";
@@ -174,8 +174,9 @@ fn random_frames_behind_modules_do_no_harm() {
     let (mut refused, mut ended, mut lived) = (0, 0, 0);
     for seed in 0..400 {
         let random = &mut Random::new(seed);
-        let wanted: &[&str] = random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
-        let Modules { mut through, allowed } = Modules::new(wanted, 7);
+        let specs_text: &[&str] =
+            random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
+        let Modules { mut through, allowed } = Modules::new(specs_text, 7);
         let mut world = World::new(PipedAttachment::from(RemoteBlock::new(9, open())));
         world.allowed = Some(allowed);
         let mut done = CompletionQueue::new(BufferPool::new(0));

@@ -149,7 +149,7 @@ struct Importer {
     below: CompletionQueue<BlockCompletion>,
     done: CompletionQueue<BlockCompletion>,
     /// First block, number of blocks and moment of each read; 0 blocks for writes, which are not compared.
-    wanted: BTreeMap<u64, (u64, u64, u64)>,
+    unanswered: BTreeMap<u64, (u64, u64, u64)>,
     next_id: u64,
     /// Where it reads next.
     at: u64,
@@ -175,9 +175,9 @@ impl Importer {
         }
         let info = *world.remote.inner().info();
         let (cached, blocks) = (Cached::new(info), info.size_bytes / BLOCK);
-        let (wanted, linked) = (BTreeMap::new(), None);
+        let (unanswered, linked) = (BTreeMap::new(), None);
         let done = nothing();
-        Some(Self { world, services, cached, mode, blocks, below, done, wanted, next_id: 0, at: 0, linked })
+        Some(Self { world, services, cached, mode, blocks, below, done, unanswered, next_id: 0, at: 0, linked })
     }
 
     fn is_over(&self) -> bool {
@@ -198,10 +198,10 @@ impl Importer {
         self.next_id += 1;
         let request = if self.mode == AttachmentMode::Exclusive && random.once_in(2) {
             let bytes: Vec<u8> = (0..count).flat_map(|_| [random.below(256) as u8; BLOCK as usize]).collect();
-            self.wanted.insert(id, (0, 0, moment));
+            self.unanswered.insert(id, (0, 0, moment));
             BlockRequest::write(BlockId(id), offset, bytes.into())
         } else {
-            self.wanted.insert(id, (self.at, count, moment));
+            self.unanswered.insert(id, (self.at, count, moment));
             BlockRequest::read(BlockId(id), offset, (count * BLOCK) as u32)
         };
         self.at += count;
@@ -216,7 +216,7 @@ impl Importer {
         }
         let mut answered = 0;
         while let Some(done) = self.done.pop() {
-            let (first, count, wanted) = self.wanted.remove(&done.id.0).expect("answered once");
+            let (first, count, asked_ns) = self.unanswered.remove(&done.id.0).expect("answered once");
             if done.result.is_err() {
                 assert!(self.is_over(), "{:?} while it is used", done.result);
                 continue;
@@ -230,7 +230,7 @@ impl Importer {
             let bytes = done.payload.into_vec();
             assert_eq!(bytes.len() as u64, count * BLOCK);
             for (block, bytes) in (first..).zip(bytes.chunks(BLOCK as usize)) {
-                let since = wanted.min(self.linked.unwrap_or(wanted));
+                let since = asked_ns.min(self.linked.unwrap_or(asked_ns));
                 assert!(store.had(block as usize, bytes[0], since), "block {block} is old: {:#x}", bytes[0]);
             }
         }
@@ -271,7 +271,7 @@ impl Importer {
                 self.pump();
             }
             let answered = self.check();
-            assert!(self.is_over() || self.wanted.is_empty(), "nothing hangs: {:?}", self.wanted);
+            assert!(self.is_over() || self.unanswered.is_empty(), "nothing hangs: {:?}", self.unanswered);
             self.world.remote.close();
             self.world.exchange(&mut self.services, &mut self.below);
             return answered + self.leave();
@@ -283,7 +283,7 @@ impl Importer {
         self.world.remote.handle_over(AttachmentEndCause::Asked, "enough", &mut self.below);
         self.pump();
         let answered = self.check();
-        assert!(self.wanted.is_empty(), "nothing hangs: {:?}", self.wanted);
+        assert!(self.unanswered.is_empty(), "nothing hangs: {:?}", self.unanswered);
         if let Some(session) = self.world.exporter.take() {
             session.finish(self.world.now);
         }

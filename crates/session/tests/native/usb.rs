@@ -365,7 +365,7 @@ impl Driver for PipedAttachment<RemoteUsb> {
     }
 }
 
-struct Asked {
+struct UnansweredUrb {
     endpoint: EpAddr,
     /// Whether it sets a configuration.
     configures: bool,
@@ -378,7 +378,7 @@ pub struct UsbWorld<S: Driver = RemoteUsb> {
     world: World<S>,
     exporter_services: TestExporter,
     done: CompletionQueue,
-    wanted: BTreeMap<u64, Asked>,
+    unanswered: BTreeMap<u64, UnansweredUrb>,
     next_id: u64,
     /// The last number from each IN endpoint, and the last id that each endpoint answered successfully.
     brought: BTreeMap<EpAddr, u64>,
@@ -438,7 +438,7 @@ impl<S: Driver> UsbWorld<S> {
             },
             reserves,
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
-            wanted: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             next_id: 0,
             brought: BTreeMap::new(),
             gaps: BTreeMap::new(),
@@ -480,9 +480,9 @@ impl<S: Driver> UsbWorld<S> {
                 }
             }
             19 => {
-                let withdrawn = self.wanted.iter_mut().find(|(_, wanted)| !wanted.is_withdrawn && !wanted.configures);
-                if let Some((&id, wanted)) = withdrawn {
-                    wanted.is_withdrawn = true;
+                let withdrawn = self.unanswered.iter_mut().find(|(_, urb)| !urb.is_withdrawn && !urb.configures);
+                if let Some((&id, urb)) = withdrawn {
+                    urb.is_withdrawn = true;
                     self.world.remote.cancel(self.world.now, UrbId(id), &mut self.done);
                 }
             }
@@ -491,7 +491,7 @@ impl<S: Driver> UsbWorld<S> {
                 self.is_configured = false;
                 self.note_gap();
                 self.check();
-                assert!(self.wanted.is_empty(), "a reset ends everything");
+                assert!(self.unanswered.is_empty(), "a reset ends everything");
             }
             21 => {
                 // Sometimes the other process does not come up, and this one continues.
@@ -544,7 +544,7 @@ impl<S: Driver> UsbWorld<S> {
         let id = UrbId(self.next_id);
         self.next_id += 1;
         let urb = if !self.is_configured {
-            if self.wanted.values().any(|wanted| wanted.configures) {
+            if self.unanswered.values().any(|urb| urb.configures) {
                 return;
             }
             Urb::control(id, SetupPacket::set_configuration(1), Payload::Empty)
@@ -572,7 +572,7 @@ impl<S: Driver> UsbWorld<S> {
         };
         let configures = !self.is_configured;
         let brings = usize::from(urb.setup.length);
-        self.wanted.insert(id.0, Asked { endpoint: urb.endpoint, configures, brings, is_withdrawn: false });
+        self.unanswered.insert(id.0, UnansweredUrb { endpoint: urb.endpoint, configures, brings, is_withdrawn: false });
         self.world.remote.submit(self.world.now, urb.launch(), &mut self.done);
     }
 
@@ -588,13 +588,13 @@ impl<S: Driver> UsbWorld<S> {
         self.check_strings();
         let is_over = matches!(self.world.remote.state(), AttachmentState::Ended(_));
         while let Some(done) = self.done.pop() {
-            let wanted = self.wanted.remove(&done.id.0).expect("answered once");
-            assert_eq!(wanted.endpoint, done.endpoint);
+            let request = self.unanswered.remove(&done.id.0).expect("answered once");
+            assert_eq!(request.endpoint, done.endpoint);
             self.count += 1;
             match done.status {
                 UrbStatus::Ok => {}
                 UrbStatus::Cancelled => {
-                    assert!(wanted.is_withdrawn);
+                    assert!(request.is_withdrawn);
                     continue;
                 }
                 UrbStatus::Shutdown => continue,
@@ -611,7 +611,7 @@ impl<S: Driver> UsbWorld<S> {
                 }
                 status => panic!("{:?}: {status:?}", done.endpoint),
             }
-            if wanted.configures {
+            if request.configures {
                 self.is_configured = true;
             }
             let last = self.answered.insert(done.endpoint, done.id.0);
@@ -628,8 +628,8 @@ impl<S: Driver> UsbWorld<S> {
                     *gaps = gaps.checked_sub(1).expect("nothing is lost that a device sent");
                 }
                 assert!(bytes[8..].iter().all(|&byte| byte == (number + 1) as u8));
-            } else if !wanted.configures {
-                assert_eq!(done.payload.len(), wanted.brings.min(18));
+            } else if !request.configures {
+                assert_eq!(done.payload.len(), request.brings.min(18));
             }
         }
     }
@@ -640,7 +640,7 @@ impl<S: Driver> UsbWorld<S> {
             self.world.give_up(&mut self.done);
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
-            assert!(self.wanted.is_empty(), "nothing hangs");
+            assert!(self.unanswered.is_empty(), "nothing hangs");
             assert!(!self.exporter_services.silicon.lock().unwrap().is_taken, "the claim is free");
             return self.count;
         }
@@ -657,7 +657,7 @@ impl<S: Driver> UsbWorld<S> {
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
         }
-        assert!(self.wanted.is_empty(), "nothing hangs");
+        assert!(self.unanswered.is_empty(), "nothing hangs");
         assert_eq!(self.world.remote.owes(), 0);
         if self.reserves && *self.world.remote.state() == AttachmentState::Open {
             let reservation_state = self.world.remote.remote().reserved().map(|report| report.state);

@@ -7,12 +7,12 @@ use farbus_model::{BlockMedium, BlockStore, StoreError};
 
 /// A request that is about to be made to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum StoreAccess {
     Read,
     Write,
 }
 
-type Watcher = dyn Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync;
+type Watcher = dyn Fn(StoreAccess, Range<u64>) -> Result<(), StoreError> + Send + Sync;
 
 /// A medium that asks a callback before each read and write.
 pub struct Watched<M> {
@@ -23,7 +23,7 @@ pub struct Watched<M> {
 impl<M: BlockMedium> Watched<M> {
     pub fn new(
         medium: M,
-        watcher: impl Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync + 'static,
+        watcher: impl Fn(StoreAccess, Range<u64>) -> Result<(), StoreError> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self { medium, watcher: Arc::new(watcher) })
     }
@@ -54,12 +54,12 @@ impl BlockStore for WatchedStore {
     }
 
     fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
-        (self.watcher)(Asked::Read, offset..offset + to.len() as u64)?;
+        (self.watcher)(StoreAccess::Read, offset..offset + to.len() as u64)?;
         self.store.read_at(offset, to)
     }
 
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        (self.watcher)(Asked::Write, offset..offset + from.len() as u64)?;
+        (self.watcher)(StoreAccess::Write, offset..offset + from.len() as u64)?;
         self.store.write_at(offset, from)
     }
 

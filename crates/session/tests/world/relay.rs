@@ -11,8 +11,8 @@ use super::scripted::{Manners, Scripted};
 /// A remote device after its handshake with an exporter of `device`.
 pub fn remote(device: &impl Device, limits: SessionLimits) -> RemoteDevice {
     let mut handshake = ImportHandshake::import(limits, BUS_ID);
-    let wanted: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
-    handshake.handle_transmitted(wanted);
+    let count: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+    handshake.handle_transmitted(count);
     let mut reply = peer::op(0x0111, 0x0003, 0);
     super::loopback::record(device).encode(false, &mut reply);
     let space = handshake.receive_space();

@@ -101,13 +101,13 @@ impl Recorded {
     }
 
     fn hears(&mut self, bytes: &[u8]) {
-        self.transcript.printed(Who::Client, self.loopback.now.as_nanos(), bytes);
+        self.transcript.record(Who::Client, self.loopback.now.as_nanos(), bytes);
         self.loopback.receive(bytes).expect("an importer breaks no rule");
     }
 
     fn says(&mut self) -> Vec<u8> {
         let bytes = self.loopback.read_bytes(usize::MAX);
-        self.transcript.printed(Who::Server, self.loopback.now.as_nanos(), &bytes);
+        self.transcript.record(Who::Server, self.loopback.now.as_nanos(), &bytes);
         bytes
     }
 }

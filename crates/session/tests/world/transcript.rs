@@ -33,7 +33,7 @@ pub struct Transcript {
     /// Bytes of each side that are not a whole message yet.
     rest: [Vec<u8>; 2],
     /// What the size of a reply depends on: its request's direction and number of packets.
-    wanted: BTreeMap<u32, (bool, u32)>,
+    requests: BTreeMap<u32, (bool, u32)>,
     is_imported: bool,
 }
 
@@ -42,7 +42,7 @@ const ISO_ENDPOINT: u32 = 3;
 
 impl Transcript {
     /// Records bytes of one side, which must end with a whole message.
-    pub fn printed(&mut self, who: Who, at_ns: u64, bytes: &[u8]) {
+    pub fn record(&mut self, who: Who, at_ns: u64, bytes: &[u8]) {
         let mut rest = std::mem::take(&mut self.rest[who as usize]);
         rest.extend_from_slice(bytes);
         while let Some(size) = self.message_bytes(who, &rest) {
@@ -91,11 +91,11 @@ impl Transcript {
             1 => {
                 let (is_in, length) = (word(bytes, 12) == 1, word(bytes, 24));
                 let packets = if word(bytes, 16) == ISO_ENDPOINT { word(bytes, 32) } else { 0 };
-                self.wanted.insert(seqnum, (is_in, packets));
+                self.requests.insert(seqnum, (is_in, packets));
                 48 + if is_in { 0 } else { length as usize } + 16 * packets as usize
             }
             3 => {
-                let (is_in, packets) = self.wanted[&seqnum];
+                let (is_in, packets) = self.requests[&seqnum];
                 48 + if is_in { word(bytes, 24) as usize } else { 0 } + 16 * packets as usize
             }
             2 | 4 => 48,

@@ -73,7 +73,7 @@ pub fn run(
     seed: u64,
 ) -> Result<ThroughputResults, ScheduleRefusal> {
     let plan = planned(scenario)?;
-    let cameras = plan.placements().iter().map(|location| location.id).collect();
+    let cameras = plan.placements().iter().map(|placement| placement.id).collect();
     let mut bus = SimulatedController::new(&plan, variation_permille, SimulationRng::new(seed));
     let per_second = 1_000_000_000 / bus.interval_ns();
     BULKS.into_iter().for_each(|id| bus.set_greedy(id, load == BulkLoad::Always));

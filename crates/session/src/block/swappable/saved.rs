@@ -133,30 +133,30 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
         if next_number > u64::MAX / 2 {
             return Err(ProtocolViolation::new("next number", next_number, "nobody makes so many requests").into());
         }
-        let mut wanted: Vec<(u64, BlockRequest)> = Vec::new();
+        let mut numbered: Vec<(u64, BlockRequest)> = Vec::new();
         for _ in 0..from.count("requests", NUMBERED_BYTES_MIN)? {
             let number = from.u64("number")?;
-            let is_next = number < next_number && wanted.last().is_none_or(|(before, _)| *before < number);
+            let is_next = number < next_number && numbered.last().is_none_or(|(before, _)| *before < number);
             if !is_next {
                 return Err(ProtocolViolation::new("number", number, "requests are numbered in their order").into());
             }
-            wanted.push((number, from.block_request()?));
+            numbered.push((number, from.block_request()?));
         }
         let pending: PendingBlockRequests =
-            wanted.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
+            numbered.iter().map(|(_, it)| (it.id, (it.op, it.offset, it.length))).collect();
         let is_whole = |request: &BlockRequest| request.payload.is_empty() && fits(request, &info);
-        if pending.len() != wanted.len() || !wanted.iter().all(|(_, request)| is_whole(request)) {
+        if pending.len() != numbered.len() || !numbered.iter().all(|(_, request)| is_whole(request)) {
             return Err(ProtocolViolation::new(
                 "requests",
-                wanted.len() as u64,
+                numbered.len() as u64,
                 "each has an id, and is one of the device's",
             )
             .into());
         }
-        let numbered: PendingBlockRequests =
-            wanted.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
+        let pending_below: PendingBlockRequests =
+            numbered.iter().map(|(number, it)| (BlockId(*number), (it.op, it.offset, it.length))).collect();
         let (mut below, theirs) = device(bytes, &info)?;
-        if !is_fit(&info, below.info()) || theirs != numbered {
+        if !is_fit(&info, below.info()) || theirs != pending_below {
             below.leave();
             return Err(ProtocolViolation::new(
                 "requests",
@@ -165,10 +165,10 @@ impl<D: BlockDevice> SwapRequestTracker<D> {
             )
             .into());
         }
-        let count = wanted.len();
+        let count = numbered.len();
         let mut this = Self { info, next_number, ..Self::moved(below) };
         this.current.in_flight = count;
-        for (number, request) in wanted {
+        for (number, request) in numbered {
             let range = request.offset..request.offset + u64::from(request.length);
             let (owed, data, answer) = (request.launch(), Payload::Empty, Payload::Empty);
             let what = SwappableJobKind::User { owed, data, is_both: false, result: Ok(()), there: Ok(()), answer };

@@ -16,7 +16,7 @@ use farbus_wire::native::modules::decode_offers;
 use super::module_request::{AgreedModules, ModuleRequest, offer_bytes};
 use super::session::{ATTACHMENTS_MAX, ExporterSession, ServedExport};
 use crate::ProtocolViolation;
-use crate::native::pipe::{SavedPipe, place_of};
+use crate::native::pipe::{SavedPipe, context_of};
 use crate::native::piped_served::PipedServed;
 use crate::native::services::AllowedModules;
 use crate::snapshot::SavedPart;
@@ -85,7 +85,7 @@ impl ExporterSession {
         if open.mode == AttachmentMode::Observe {
             return Err(refused("what is only looked at goes through no modules".to_owned()));
         }
-        let cost = modules.cost(&request.offers, &place_of(ModuleRole::Exporter, open.class));
+        let cost = modules.cost(&request.offers, &context_of(ModuleRole::Exporter, open.class));
         cost.map(Some).map_err(|refusal| refused(refusal.to_string()))
     }
 
@@ -106,7 +106,7 @@ impl ExporterSession {
         else {
             return Ok(None);
         };
-        let context = place_of(ModuleRole::Exporter, open.class);
+        let context = context_of(ModuleRole::Exporter, open.class);
         let agreed = modules.answer(&request.offers, &context, &mut |bytes| random(bytes));
         agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
     }

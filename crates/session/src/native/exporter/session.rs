@@ -335,9 +335,9 @@ impl ExporterSession {
         let mut moved = 0;
         while let Some(arrived) = self.lanes.poll_arrived(lane, &mut self.pool)? {
             let before = self.lanes.waiting_bytes();
-            let wanted = arrived.body.len();
+            let body_bytes = arrived.body.len();
             self.handle_arrived(now, lane, arrived, services)?;
-            let by_this = wanted + self.lanes.waiting_bytes() - before;
+            let by_this = body_bytes + self.lanes.waiting_bytes() - before;
             moved += by_this;
             if moved >= (ENOUGH_REQUESTS * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
                 return Ok(true);
@@ -368,9 +368,9 @@ impl ExporterSession {
                 let Some(served) = served else { return Ok(()) };
                 let heard =
                     with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes));
-                let wanted = served.asked_bytes();
+                let asked_bytes = served.asked_bytes();
                 match heard {
-                    Ok(()) => self.note_asked(wanted),
+                    Ok(()) => self.note_asked(asked_bytes),
                     Err(reject) => self.cut_off(now, attachment, reject),
                 }
             }
@@ -481,8 +481,8 @@ impl ExporterSession {
     /// Tells an importer that takes them the descriptors that the description does not have. One that is told nothing
     /// takes this for an exporter of an earlier version, so a device without any is told of, too.
     fn say_descriptors(&mut self, number: u16, served: &dyn ServedExport) {
-        let reported = self.accepted.descriptors_bytes_max().zip(served.named_descriptors());
-        if let Some((bytes_max, all)) = reported {
+        let described = self.accepted.descriptors_bytes_max().zip(served.named_descriptors());
+        if let Some((bytes_max, all)) = described {
             let part = descriptors::encode(&all, bytes_max).into();
             self.lanes.send(in_turn(OutboundMessage::control(FrameKind::Descriptors, number, 0, part)));
         }

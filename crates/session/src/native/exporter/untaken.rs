@@ -45,9 +45,9 @@ impl ExporterSession {
 
     /// Memory held beyond what the devices' credits allow, bytes.
     pub fn held_bytes(&self) -> usize {
-        let wanted: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
+        let asked_bytes: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
         let paid_for = attachment_bytes(self.backlog.answers_bytes_max);
-        let beyond = (self.lanes.held_bytes() + wanted).saturating_sub(paid_for);
+        let beyond = (self.lanes.held_bytes() + asked_bytes).saturating_sub(paid_for);
         let lanes = (1 + self.lanes.further().len()) * LANE_BYTES;
         let waited_for = (self.handovers.successors.len() + self.reserving.len()) * ASKED_BYTES;
         lanes + beyond + waited_for + self.module_bytes() + self.backlog.bytes()
@@ -92,11 +92,11 @@ impl ExporterSession {
                 return if may_go { Ok(Some(arrived)) } else { self.hold(arrived).map(|()| None) };
             }
             FrameKind::Request => {
-                let wanted: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
+                let asked_bytes: usize = self.all_served().map(<dyn ServedExport>::asked_bytes).sum();
                 let most = self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + PROMPT_ANSWERS_BYTES_MAX;
-                if untaken + wanted > most {
+                if untaken + asked_bytes > most {
                     let rule = "no more is asked than the credit allows, which an answer gives back once it is taken";
-                    return Err(ProtocolViolation::new("credit", (untaken + wanted) as u64, rule));
+                    return Err(ProtocolViolation::new("credit", (untaken + asked_bytes) as u64, rule));
                 }
             }
             _ => {}
@@ -120,11 +120,11 @@ impl ExporterSession {
 
     /// Checks the allowance after a request was given to a device: a single request may exceed the credit if the
     /// allowance covers it.
-    pub(super) fn note_asked(&mut self, wanted: usize) -> Result<(), ProtocolViolation> {
-        if wanted > self.backlog.answers_bytes_max && !self.may_hold(0) {
+    pub(super) fn note_asked(&mut self, asked_bytes: usize) -> Result<(), ProtocolViolation> {
+        if asked_bytes > self.backlog.answers_bytes_max && !self.may_hold(0) {
             return Err(ProtocolViolation::new(
                 "credit",
-                wanted as u64,
+                asked_bytes as u64,
                 "what exceeds a credit fits the memory that a peer has here",
             ));
         }
