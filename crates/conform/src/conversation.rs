@@ -381,16 +381,16 @@ impl UsbipConversation {
             return Err(ExchangeError::Broken(format!("RET_SUBMIT for number {number}, which was not submitted")));
         };
         let (length, is_in) = (flight.length, flight.direction == TransferDirection::In);
-        let wanted = if flight.is_iso { flight.packets.len() } else { 0 };
+        let expected = if flight.is_iso { flight.packets.len() } else { 0 };
         if reply.actual > length {
             return Err(ExchangeError::Broken(format!("actual_length is {} for a buffer of {length}", reply.actual)));
         }
-        if wanted > 0 && reply.number_of_packets as usize != wanted {
+        if expected > 0 && reply.number_of_packets as usize != expected {
             let count = reply.number_of_packets;
-            return Err(ExchangeError::Broken(format!("{count} packets come back where {wanted} were sent")));
+            return Err(ExchangeError::Broken(format!("{count} packets come back where {expected} were sent")));
         }
         let data_bytes = if is_in { reply.actual as usize } else { 0 };
-        let total = data_bytes + wanted * ISO_PACKET_BYTES;
+        let total = data_bytes + expected * ISO_PACKET_BYTES;
         self.fill(total, self.patience)?;
         let data = self.received[..data_bytes].to_vec();
         let descriptors = &self.received[data_bytes..total];

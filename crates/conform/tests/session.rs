@@ -26,7 +26,7 @@ struct End {
     is_greeted: bool,
     is_over: bool,
     heard: Vec<u8>,
-    bytes: Vec<u8>,
+    outgoing: Vec<u8>,
 }
 
 impl PeerNetwork for Greeter {
@@ -39,7 +39,7 @@ impl PeerNetwork for Greeter {
             is_greeted: false,
             is_over: false,
             heard: Vec::new(),
-            bytes: Vec::new(),
+            outgoing: Vec::new(),
         }))
     }
 
@@ -60,7 +60,7 @@ impl End {
                 self.heard.drain(..count);
                 let position = LanePosition { session: SessionId([self.session; 16]), ..hello.position };
                 let options = HelloOptions { grace_ms: hello.options.grace_ms, ..HelloOptions::default() };
-                self.bytes
+                self.outgoing
                     .extend(ExporterWelcome { version: 1, outcome: WelcomeOutcome::Begun, position, options }.encode());
                 self.is_greeted = true;
             }
@@ -79,7 +79,7 @@ impl End {
             match frame[0] {
                 0 => {
                     frame[0] = 1;
-                    self.bytes.extend(frame);
+                    self.outgoing.extend(frame);
                 }
                 8 => self.is_over = true,
                 _ => {}
@@ -107,7 +107,7 @@ impl PeerLink for End {
     }
 
     fn receive(&mut self, into: &mut [u8], within: Duration) -> ReceiveOutcome {
-        if self.bytes.is_empty() {
+        if self.outgoing.is_empty() {
             if self.is_over {
                 return ReceiveOutcome::Closed;
             }
@@ -115,9 +115,9 @@ impl PeerLink for End {
             *now = *now + within;
             return ReceiveOutcome::Silence;
         }
-        let count = self.bytes.len().min(into.len());
-        into[..count].copy_from_slice(&self.bytes[..count]);
-        self.bytes.drain(..count);
+        let count = self.outgoing.len().min(into.len());
+        into[..count].copy_from_slice(&self.outgoing[..count]);
+        self.outgoing.drain(..count);
         ReceiveOutcome::Bytes(count)
     }
 }

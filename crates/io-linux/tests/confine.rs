@@ -86,14 +86,14 @@ fn a_confined_process_does_its_work_and_nothing_else() {
     command.args(["child_that_is_confined_tries_everything", "--exact", "--nocapture", "--test-threads=1"]);
     command.env(CHILD, listener.local_addr().unwrap().port().to_string());
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut message = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut message).unwrap();
+    let mut output = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
     child.wait().unwrap();
     let folder = std::env::temp_dir().join(format!("farbus-confine-{}", child.id()));
     let _ = fs::remove_dir_all(folder);
-    let _ = io::stdout().write_all(message.as_bytes());
-    assert!(message.contains("TRIED all"), "{message}");
-    assert!(!message.contains("WRONG"), "{message}");
+    let _ = io::stdout().write_all(output.as_bytes());
+    assert!(output.contains("TRIED all"), "{output}");
+    assert!(!output.contains("WRONG"), "{output}");
     let was_root = rustix::process::geteuid().is_root();
-    assert_eq!(message.contains("without capabilities"), was_root, "{message}");
+    assert_eq!(output.contains("without capabilities"), was_root, "{output}");
 }

@@ -367,8 +367,8 @@ fn the_mount_of_a_killed_process_is_recognised_and_cleared_as_told() {
     let _cleared = Mounted(at.clone());
     let error = again.err().unwrap();
     assert!(matches!(error, MountError::DeadMount { .. }), "{error}");
-    let message = format!("fusermount3 -u {}", at.display());
-    assert!(error.to_string().contains(&message), "{error}");
+    let command = format!("fusermount3 -u {}", at.display());
+    assert!(error.to_string().contains(&command), "{error}");
     run("fusermount3", &["-u", &text(&at)]);
     mount(&at, "disk", MemoryStore::new(vec![0; 512])).unwrap();
 }

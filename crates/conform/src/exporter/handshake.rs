@@ -130,14 +130,14 @@ fn list_interfaces(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
 
 fn import_record(subject: &mut ExporterSubject<'_>) -> CheckOutcome {
     let mut talk = subject.import()?;
-    let wanted = subject.bus_id()?;
+    let bus_id = subject.bus_id()?;
     let came = talk.bus_id().to_owned();
-    if came != wanted {
+    if came != bus_id {
         return Err(CheckStop::fail(format!("the record has bus id '{came}'")));
     }
     talk.expect_nothing(subject.quiet)?;
     let answer = talk.ask(&device_descriptor())?;
-    Ok(format!("'{wanted}', then {}", answer.shown()))
+    Ok(format!("'{bus_id}', then {}", answer.shown()))
 }
 
 fn import_unknown(subject: &mut ExporterSubject<'_>) -> CheckOutcome {

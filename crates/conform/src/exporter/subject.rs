@@ -26,7 +26,7 @@ pub(super) struct ExporterSubject<'a> {
     network: &'a mut dyn PeerNetwork,
     pub patience: Duration,
     pub quiet: Duration,
-    wanted: Option<String>,
+    bus_id: Option<String>,
     facts: Option<DescriptorFacts>,
     has_imported: bool,
     /// How long a device in use is waited for.
@@ -36,7 +36,7 @@ pub(super) struct ExporterSubject<'a> {
 impl<'a> ExporterSubject<'a> {
     pub fn new(network: &'a mut dyn PeerNetwork, settings: &ConformanceSettings) -> Self {
         let ConformanceSettings { bus_id, patience, quiet, .. } = settings.clone();
-        Self { network, patience, quiet, wanted: bus_id, facts: None, has_imported: false, import_patience: patience }
+        Self { network, patience, quiet, bus_id, facts: None, has_imported: false, import_patience: patience }
     }
 
     /// Opens a further connection to the exporter.
@@ -47,13 +47,13 @@ impl<'a> ExporterSubject<'a> {
 
     /// The bus id of the device to use.
     pub fn bus_id(&mut self) -> Result<String, CheckStop> {
-        if let Some(wanted) = &self.wanted {
-            return Ok(wanted.clone());
+        if let Some(bus_id) = &self.bus_id {
+            return Ok(bus_id.clone());
         }
         let skip = |trouble: ExchangeError| CheckStop::Skip(format!("no bus id is known: the list failed: {trouble}"));
         let records = self.dial()?.list().map_err(skip)?;
         let first = records.first().ok_or_else(|| CheckStop::not_applicable("the exporter offers no device"))?;
-        self.wanted = Some(first.bus_id.clone());
+        self.bus_id = Some(first.bus_id.clone());
         Ok(first.bus_id.clone())
     }
 
@@ -163,13 +163,13 @@ impl<'a> ExporterSubject<'a> {
     }
 
     /// What an exporter does with bytes that break a rule: it refuses them or ends the connection, and serves others.
-    pub fn refuses(&mut self, mut talk: UsbipConversation, printed: &str) -> Result<String, CheckStop> {
+    pub fn refuses(&mut self, mut talk: UsbipConversation, case: &str) -> Result<String, CheckStop> {
         let is_closed = talk.is_closed_within(self.patience);
         drop(talk);
         self.serves_others()?;
         match is_closed {
-            true => Ok(format!("{printed}: it closed the connection")),
-            false => Err(CheckStop::Fail(format!("{printed}: it neither answered nor closed the connection"))),
+            true => Ok(format!("{case}: it closed the connection")),
+            false => Err(CheckStop::Fail(format!("{case}: it neither answered nor closed the connection"))),
         }
     }
 
@@ -249,8 +249,8 @@ pub(super) fn device_descriptor() -> SubmitRequest {
 /// An isochronous request of so many full packets with `gap` bytes between them.
 pub(super) fn packets(endpoint: &EndpointDescriptor, count: u32, gap: u32) -> SubmitRequest {
     let length = endpoint.interval_bytes_max();
-    let location = |at| IsoPacket { offset: at * (length + gap), length, ..IsoPacket::default() };
-    let iso_packets: Vec<IsoPacket> = (0..count).map(location).collect();
+    let packet = |at| IsoPacket { offset: at * (length + gap), length, ..IsoPacket::default() };
+    let iso_packets: Vec<IsoPacket> = (0..count).map(packet).collect();
     SubmitRequest::isochronous(
         endpoint.address,
         iso_packets,

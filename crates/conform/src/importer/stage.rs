@@ -145,8 +145,8 @@ impl ProbeExporter {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let asks_again = message == ImporterMessage::Import && conn.probe.is_some();
         if message == ImporterMessage::Import && !asks_again {
-            let wanted = bytes.get(8..).unwrap_or_default();
-            let name = wanted.split(|byte| *byte == 0).next().unwrap_or_default();
+            let field = bytes.get(8..).unwrap_or_default();
+            let name = field.split(|byte| *byte == 0).next().unwrap_or_default();
             conn.probe = self.tried.iter().position(|tried| tried.probe.bus_id.as_bytes() == name);
             if let Some(tried) = conn.probe.and_then(|at| self.tried.get_mut(at)) {
                 tried.since.get_or_insert(now);

@@ -61,13 +61,8 @@ fn pending(
 }
 
 /// These requests go beyond the credit: the attachment, or the session, has to end.
-fn beyond(
-    subject: &mut SessionSubject<'_>,
-    talk: SessionConversation,
-    frames: &[Vec<u8>],
-    printed: &str,
-) -> CheckOutcome {
-    let seen = subject.breaks(talk, &frames.concat(), printed)?;
+fn beyond(subject: &mut SessionSubject<'_>, talk: SessionConversation, frames: &[Vec<u8>], case: &str) -> CheckOutcome {
+    let seen = subject.breaks(talk, &frames.concat(), case)?;
     subject.serves_device()?;
     Ok(seen)
 }
@@ -106,21 +101,21 @@ fn back(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let (mut talk, device) = subject.device()?;
     let most = u32::from(device.opened.credit.requests).min(4096);
     let ask = UsbTransferRequest::descriptor();
-    let mut wanted = 0;
-    while wanted < 2 * most {
+    let mut requests = 0;
+    while requests < 2 * most {
         let turn = (most / 2).clamp(1, 512);
         talk.send_all(&(0..turn as u16).flat_map(|tag| ask.frames(FIRST, tag)).collect::<Vec<_>>())?;
         for tag in 0..turn as u16 {
             let came = reply(&mut talk, FIRST, tag, &ask)?;
             if came.status != OK {
-                return Err(CheckStop::Fail(format!("request {wanted} ends with status {}", came.status)));
+                return Err(CheckStop::Fail(format!("request {requests} ends with status {}", came.status)));
             }
         }
-        wanted += turn;
+        requests += turn;
         talk.inbox.clear();
     }
     talk.leave();
-    Ok(format!("{wanted} requests, of a credit of {most}"))
+    Ok(format!("{requests} requests, of a credit of {most}"))
 }
 
 fn unacknowledged(subject: &mut SessionSubject<'_>) -> CheckOutcome {

@@ -123,10 +123,10 @@ fn acknowledges(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     Ok(format!("{ACKNOWLEDGED_AFTER} frames"))
 }
 
-fn breaks(subject: &mut SessionSubject<'_>, bytes: &[u8], printed: &str) -> CheckOutcome {
+fn breaks(subject: &mut SessionSubject<'_>, bytes: &[u8], case: &str) -> CheckOutcome {
     let mut talk = subject.begin()?;
     talk.ping(1)?;
-    subject.breaks(talk, bytes, printed)
+    subject.breaks(talk, bytes, case)
 }
 
 fn kind(subject: &mut SessionSubject<'_>) -> CheckOutcome {

@@ -146,13 +146,13 @@ fn unknown(subject: &mut SessionSubject<'_>) -> CheckOutcome {
 }
 
 fn grace(subject: &mut SessionSubject<'_>) -> CheckOutcome {
-    let wanted = 1500;
-    let talk = subject.begin_with(HelloOptions { grace_ms: Some(wanted), ..HelloOptions::default() })?;
+    let requested = 1500;
+    let talk = subject.begin_with(HelloOptions { grace_ms: Some(requested), ..HelloOptions::default() })?;
     let granted = talk.granted.grace_ms;
     talk.leave();
     match granted {
-        Some(granted) if granted <= wanted => Ok(format!("{granted} ms")),
-        other => Err(CheckStop::Fail(format!("{wanted} ms were requested, {other:?} granted"))),
+        Some(granted) if granted <= requested => Ok(format!("{granted} ms")),
+        other => Err(CheckStop::Fail(format!("{requested} ms were requested, {other:?} granted"))),
     }
 }
 

@@ -253,8 +253,8 @@ fn crooked() -> Vec<u8> {
 }
 
 /// The request ends its session: the link ends, and the device is free.
-fn ends(subject: &mut SessionSubject<'_>, talk: SessionConversation, bytes: &[u8], printed: &str) -> CheckOutcome {
-    let seen = subject.breaks(talk, bytes, printed)?;
+fn ends(subject: &mut SessionSubject<'_>, talk: SessionConversation, bytes: &[u8], case: &str) -> CheckOutcome {
+    let seen = subject.breaks(talk, bytes, case)?;
     subject.serves_device()?;
     Ok(seen)
 }

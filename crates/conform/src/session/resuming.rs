@@ -161,17 +161,17 @@ fn refuses(
     subject: &mut SessionSubject<'_>,
     mut talk: SessionConversation,
     hello: &ImporterHello,
-    printed: &str,
+    case: &str,
 ) -> CheckOutcome {
     let mut wire = subject.dial()?;
     wire.send(&hello.encode())?;
     let seen = match wire.welcome() {
         Ok(welcome) if matches!(welcome.outcome, WelcomeOutcome::Begun | WelcomeOutcome::Resumed) => {
-            return Err(CheckStop::Fail(format!("{printed}: the outcome is {}", outcome(welcome.outcome))));
+            return Err(CheckStop::Fail(format!("{case}: the outcome is {}", outcome(welcome.outcome))));
         }
         Ok(welcome) => format!("the outcome is {}", outcome(welcome.outcome)),
         Err(crate::conversation::ExchangeError::Closed) => "it closed the link".to_owned(),
-        Err(other) => return Err(CheckStop::Fail(format!("{printed}: {other}"))),
+        Err(other) => return Err(CheckStop::Fail(format!("{case}: {other}"))),
     };
     drop(wire);
     talk.ping(9).map_err(|trouble| CheckStop::Fail(format!("the session's link: {trouble}")))?;
@@ -200,10 +200,10 @@ fn resumes_not(
     subject: &mut SessionSubject<'_>,
     mut talk: SessionConversation,
     hello: &ImporterHello,
-    printed: &str,
+    case: &str,
 ) -> CheckOutcome {
     drop(talk.cut());
-    let seen = subject.refuses_hello(&hello.encode(), printed)?;
+    let seen = subject.refuses_hello(&hello.encode(), case)?;
     subject.serves_device()?;
     Ok(seen)
 }
@@ -221,8 +221,8 @@ fn back(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     talk.ping(1)?;
     let hello = talk.hello(SessionSubject::options());
     let position = LanePosition { received: 0, ..hello.position };
-    let message = format!("0 frames after {}", talk.received());
-    resumes_not(subject, talk, &ImporterHello { position, ..hello }, &message)
+    let case = format!("0 frames after {}", talk.received());
+    resumes_not(subject, talk, &ImporterHello { position, ..hello }, &case)
 }
 
 fn forgetful(subject: &mut SessionSubject<'_>) -> CheckOutcome {

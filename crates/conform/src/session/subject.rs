@@ -39,7 +39,7 @@ pub(super) struct SessionSubject<'a> {
     network: &'a mut dyn PeerNetwork,
     pub patience: Duration,
     pub quiet: Duration,
-    wanted: Option<String>,
+    device_name: Option<String>,
     /// Devices of the list.
     listed: Option<Vec<String>>,
     incarnation: u64,
@@ -49,7 +49,7 @@ impl<'a> SessionSubject<'a> {
     pub fn new(network: &'a mut dyn PeerNetwork, settings: &ConformanceSettings) -> Self {
         let ConformanceSettings { bus_id, patience, quiet, .. } = settings.clone();
         let incarnation = 0x636f_6e66_6f72_6d00;
-        Self { network, patience, quiet, wanted: bus_id, listed: None, incarnation }
+        Self { network, patience, quiet, device_name: bus_id, listed: None, incarnation }
     }
 
     /// A link on which nothing was said.
@@ -138,18 +138,18 @@ impl<'a> SessionSubject<'a> {
     }
 
     /// Sends a hello that has to fail: the exporter refuses it, or ends the link.
-    pub fn refuses_hello(&mut self, hello: &[u8], printed: &str) -> Result<String, CheckStop> {
+    pub fn refuses_hello(&mut self, hello: &[u8], case: &str) -> Result<String, CheckStop> {
         let mut wire = self.dial()?;
         // It may end the link before it has all.
         let welcome = wire.send(hello).and_then(|()| wire.welcome());
         drop(wire);
         let seen = match welcome {
             Ok(welcome) if matches!(welcome.outcome, WelcomeOutcome::Begun | WelcomeOutcome::Resumed) => {
-                return Err(CheckStop::Fail(format!("{printed}: the outcome is {}", outcome(welcome.outcome))));
+                return Err(CheckStop::Fail(format!("{case}: the outcome is {}", outcome(welcome.outcome))));
             }
             Ok(welcome) => format!("the outcome is {}", outcome(welcome.outcome)),
             Err(ExchangeError::Closed) => "it closed the link".to_owned(),
-            Err(other) => return Err(CheckStop::Fail(format!("{printed}: {other}"))),
+            Err(other) => return Err(CheckStop::Fail(format!("{case}: {other}"))),
         };
         self.serves_others()?;
         Ok(seen)
@@ -157,7 +157,7 @@ impl<'a> SessionSubject<'a> {
 
     /// Sends bytes that break the protocol: the link has to end, another session has to go on, and the device of the
     /// session has to be free for others.
-    pub fn breaks(&mut self, mut talk: SessionConversation, bytes: &[u8], printed: &str) -> Result<String, CheckStop> {
+    pub fn breaks(&mut self, mut talk: SessionConversation, bytes: &[u8], case: &str) -> Result<String, CheckStop> {
         let mut beside = self.begin()?;
         beside.ping(1)?;
         let _ = talk.send_uncounted(bytes);
@@ -165,15 +165,15 @@ impl<'a> SessionSubject<'a> {
         beside.ping(2).map_err(|trouble| CheckStop::Fail(format!("another session of this importer: {trouble}")))?;
         beside.leave();
         if !is_closed {
-            return Err(CheckStop::Fail(format!("{printed}: the link did not end")));
+            return Err(CheckStop::Fail(format!("{case}: the link did not end")));
         }
-        Ok(format!("{printed}: the link ended"))
+        Ok(format!("{case}: the link ended"))
     }
 
     /// The device to use.
     pub fn name(&mut self) -> Result<String, CheckStop> {
-        match &self.wanted {
-            Some(wanted) => Ok(wanted.clone()),
+        match &self.device_name {
+            Some(device_name) => Ok(device_name.clone()),
             None => self
                 .names()?
                 .into_iter()

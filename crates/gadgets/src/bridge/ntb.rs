@@ -188,7 +188,7 @@ impl NtbWriter {
         let length = TABLE_HEAD_BYTES + (pointers.len() + 1) * ENTRY_BYTES;
         block.extend(TABLE_SIGNATURE);
         let words = [length as u16, 0].into_iter();
-        let words = words.chain(pointers.iter().flat_map(|location| [location.at, location.length])).chain([0, 0]);
+        let words = words.chain(pointers.iter().flat_map(|pointer| [pointer.at, pointer.length])).chain([0, 0]);
         words.for_each(|word| block.extend(word.to_le_bytes()));
         let words = [HEADER_BYTES as u16, sequence, block.len() as u16, table as u16];
         block[..4].copy_from_slice(&HEADER_SIGNATURE);
@@ -216,7 +216,7 @@ mod tests {
         let mut frames = vec![DatagramPointer { at: 9, length: 9 }];
         let result = read(block, &mut frames);
         assert!(result.is_ok() || frames.is_empty(), "nothing is taken of a block that is refused");
-        result.map(|()| frames.iter().map(|location| location.of(block).to_vec()).collect())
+        result.map(|()| frames.iter().map(|pointer| pointer.of(block).to_vec()).collect())
     }
 
     fn with(changes: &[(usize, u16)]) -> Vec<u8> {

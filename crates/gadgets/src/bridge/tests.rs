@@ -129,7 +129,7 @@ fn block(frames: &[Vec<u8>]) -> Vec<u8> {
 fn frames_of(block: &[u8]) -> Vec<Vec<u8>> {
     let mut pointers = Vec::new();
     ntb::read(block, &mut pointers).unwrap();
-    pointers.iter().map(|location| location.of(block).to_vec()).collect()
+    pointers.iter().map(|pointer| pointer.of(block).to_vec()).collect()
 }
 
 /// Two hosts that have their adapters on, and have been told about the connection.

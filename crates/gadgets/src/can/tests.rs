@@ -168,11 +168,11 @@ fn late_host_loses_the_oldest_frames_and_is_told() {
             counts[channel] = counted + 1;
         }
     }
-    let reported = host.counts();
+    let counters = host.counts();
     assert_eq!(overflows, 2, "both lost some, once");
-    assert!(reported[OVERRUNS] > 0 && reported[6 + OVERRUNS] > 0, "{reported:?}");
+    assert!(counters[OVERRUNS] > 0 && counters[6 + OVERRUNS] > 0, "{counters:?}");
     let [first, _, last] = counts;
-    assert_eq!((reported[IN], reported[3 + IN], reported[6 + IN]), (first, 0, last));
+    assert_eq!((counters[IN], counters[3 + IN], counters[6 + IN]), (first, 0, last));
     assert_eq!((first, last), (2738 * 290 / 1000 - 1, 1342 * 290 / 1000 - 1), "in 290 ms, less the one on its way");
 }
 

@@ -63,8 +63,8 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
     if let Some(path) = text(folder, "loop/backing_file") {
         let part = ["offset", "sizelimit"].map(|name| text(folder, &format!("loop/{name}")).unwrap_or_default());
         let backing = backing_file(root, folder, Path::new(&path), open, depth)?;
-        let message = format!("loop offset={} limit={} of {}", part[0], part[1], backing.text);
-        return backing.is_stable.then(|| DeviceEvidence::stable(&message));
+        let description = format!("loop offset={} limit={} of {}", part[0], part[1], backing.text);
+        return backing.is_stable.then(|| DeviceEvidence::stable(&description));
     }
     // A card reader has a serial number of its own, whatever card is in it; a card that is itself a device has one,
     // too.

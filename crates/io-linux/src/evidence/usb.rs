@@ -124,8 +124,8 @@ mod tests {
         let root = std::env::temp_dir().join(format!("farbus-ports-{}", std::process::id()));
         let devices = root.join("sys/bus/usb/devices");
         std::fs::create_dir_all(&devices).unwrap();
-        for (bus_id, location) in [("1-1", "pci0/0000:00:14.0/usb1/1-1"), ("2-1", "pci0/0000:00:14.0/usb2/2-1")] {
-            let folder = root.join("sys/devices").join(location);
+        for (bus_id, path) in [("1-1", "pci0/0000:00:14.0/usb1/1-1"), ("2-1", "pci0/0000:00:14.0/usb2/2-1")] {
+            let folder = root.join("sys/devices").join(path);
             std::fs::create_dir_all(&folder).unwrap();
             std::os::unix::fs::symlink(folder, devices.join(bus_id)).unwrap();
         }

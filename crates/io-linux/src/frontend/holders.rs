@@ -153,8 +153,8 @@ fn name_of(device: &Path) -> &str {
 fn loops_over(file: &Path) -> Vec<String> {
     let is_over = |name: &String| {
         let bytes = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default();
-        let reported = String::from_utf8_lossy(&bytes);
-        Path::new(reported.trim_end_matches('\n')) == file
+        let path = String::from_utf8_lossy(&bytes);
+        Path::new(path.trim_end_matches('\n')) == file
     };
     entries(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop")).filter(is_over).collect()
 }

@@ -129,13 +129,13 @@ impl ModuleWorkerState {
     /// Sends the module a frame, and passes on its answers; returns when it wants to be called next.
     fn take_turn(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        frame: &ModuleFrame<'_>,
         passable: Option<Payload>,
         patience: Duration,
         out: &mut ModuleOutput,
     ) -> Option<Instant> {
         let exchanged = match &mut self.channel {
-            Ok(channel) => channel.exchange(reported, &mut ReplyReader::new(patience, passable, out)),
+            Ok(channel) => channel.exchange(frame, &mut ReplyReader::new(patience, passable, out)),
             Err(fault) => Err(fault.clone()),
         };
         exchanged.unwrap_or_else(|fault| {

@@ -140,11 +140,11 @@ const RUNS_MAX: usize = 1024;
 impl ModuleChannel for ModulePipes {
     fn exchange(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        sent: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String> {
         let mut runs: Vec<IoSlice<'_>> =
-            [reported.frame].into_iter().chain(reported.payload.runs()).map(IoSlice::new).collect();
+            [sent.frame].into_iter().chain(sent.payload.runs()).map(IoSlice::new).collect();
         let mut left = runs.as_mut_slice();
         loop {
             let is_told = self.say(&mut left);
@@ -156,7 +156,7 @@ impl ModuleChannel for ModulePipes {
                 continue;
             }
             let mut at = 0;
-            while let Some((frame, bytes)) = next_said(&self.received[at..])? {
+            while let Some((frame, bytes)) = next_frame(&self.received[at..])? {
                 at += bytes;
                 if let Some(due) = reply_reader.hear(frame)? {
                     return match () {
@@ -186,7 +186,7 @@ fn wrong(module_abi::ModuleAbiError(what): module_abi::ModuleAbiError) -> String
 }
 
 /// Parses the frame at the front, if it is whole; returns its length, too.
-fn next_said(received: &[u8]) -> Result<Option<(ModuleAbiFrame, usize)>, String> {
+fn next_frame(received: &[u8]) -> Result<Option<(ModuleAbiFrame, usize)>, String> {
     let whole = module_abi::frame_bytes(received, FRAME_BYTES_MAX).map_err(wrong)?;
     let Some(bytes) = whole.filter(|bytes| received.len() >= *bytes) else { return Ok(None) };
     let frame = module_abi::decode(&received[module_abi::LENGTH_BYTES..bytes]).map_err(wrong)?;

@@ -62,10 +62,10 @@ struct SupervisedChannel<C> {
 impl<C: ModuleChannel> ModuleChannel for SupervisedChannel<C> {
     fn exchange(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        frame: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String> {
-        self.channel.exchange(reported, reply_reader)
+        self.channel.exchange(frame, reply_reader)
     }
 }
 

@@ -72,7 +72,7 @@ pub struct ModuleRing {
     memory: File,
     words: SharedWords,
     bell: OwnedFd,
-    reported: u32,
+    posted: u32,
     read: u32,
     regions: RingRegions,
     /// Rings of the bell in this turn.
@@ -87,33 +87,33 @@ impl ModuleRing {
         memory.set_len((CONTROL_BYTES + 2 * SIDE_BYTES) as u64)?;
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let words = SharedWords::map(memory.as_fd(), CONTROL_BYTES / 4)?;
-        let positions = [TOLD_RING, SAID_RING, CONTROL_BYTES, SIDE_BYTES, CONTROL_BYTES + SIDE_BYTES, SIDE_BYTES];
-        let header = [MAGIC[0], MAGIC[1], VERSION, RING].into_iter().chain(positions.map(|position| position as u32));
+        let offsets = [TOLD_RING, SAID_RING, CONTROL_BYTES, SIDE_BYTES, CONTROL_BYTES + SIDE_BYTES, SIDE_BYTES];
+        let header = [MAGIC[0], MAGIC[1], VERSION, RING].into_iter().chain(offsets.map(|offset| offset as u32));
         for (index, value) in header.enumerate() {
             store(words.word(index), value, Ordering::Relaxed);
         }
         let (bell, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let given = memory.try_clone()?.into();
         let regions = RingRegions::over(CONTROL_BYTES..CONTROL_BYTES + SIDE_BYTES);
-        Ok((Self { memory, words, bell, reported: 0, read: 0, regions, bells: 0 }, given, theirs))
+        Ok((Self { memory, words, bell, posted: 0, read: 0, regions, bells: 0 }, given, theirs))
     }
 
     /// Puts a frame into a region, and posts it.
-    fn tell(&mut self, reported: &ModuleFrame<'_>) -> Result<(), String> {
-        let frame = &reported.frame[LENGTH_BYTES..];
-        let bytes = frame.len() + reported.payload.len();
+    fn tell(&mut self, sent: &ModuleFrame<'_>) -> Result<(), String> {
+        let frame = &sent.frame[LENGTH_BYTES..];
+        let bytes = frame.len() + sent.payload.len();
         let (number, range) =
             self.regions.give(bytes).ok_or("it keeps what it was given, and there is no room for more")?;
         let room = range.len();
-        let mut runs: Vec<IoSlice<'_>> = [frame].into_iter().chain(reported.payload.runs()).map(IoSlice::new).collect();
+        let mut runs: Vec<IoSlice<'_>> = [frame].into_iter().chain(sent.payload.runs()).map(IoSlice::new).collect();
         write_all_at(&self.memory, &mut runs, range.start).map_err(|error| format!("its memory is none: {error}"))?;
         let descriptor = [range.start, bytes, number as usize, room].map(|word| word as u32);
-        let index = TOLD_RING / 4 + (self.reported % RING) as usize * DESCRIPTOR_WORDS;
+        let index = TOLD_RING / 4 + (self.posted % RING) as usize * DESCRIPTOR_WORDS;
         for (offset, word) in descriptor.into_iter().enumerate() {
             store(self.words.word(index + offset), word, Ordering::Relaxed);
         }
-        self.reported = self.reported.wrapping_add(1);
-        store(self.words.word(at::TOLD), self.reported, Ordering::SeqCst);
+        self.posted = self.posted.wrapping_add(1);
+        store(self.words.word(at::TOLD), self.posted, Ordering::SeqCst);
         self.ring_if_it_sleeps()
     }
 
@@ -130,8 +130,8 @@ impl ModuleRing {
 
     /// Descriptors that wait to be read.
     fn waiting(&self) -> Result<u32, String> {
-        let stated = u32::from_le(self.words.word(at::SAID).load(Ordering::SeqCst));
-        match stated.wrapping_sub(self.read) {
+        let answered = u32::from_le(self.words.word(at::SAID).load(Ordering::SeqCst));
+        match answered.wrapping_sub(self.read) {
             waiting if waiting > RING => Err("its ring runs backwards, or past its end".to_owned()),
             waiting => Ok(waiting),
         }
@@ -156,11 +156,11 @@ impl ModuleRing {
             reply_reader.count_frame()?;
             return Ok(None);
         }
-        self.printed(start, bytes).map(Some)
+        self.read_frame(start, bytes).map(Some)
     }
 
     /// Reads the frame at this position: its words once, then its payload.
-    fn printed(&self, start: usize, bytes: usize) -> Result<ModuleAbiFrame, String> {
+    fn read_frame(&self, start: usize, bytes: usize) -> Result<ModuleAbiFrame, String> {
         let wrong = |module_abi::ModuleAbiError(what)| format!("it said {what}");
         if bytes > FRAME_BYTES_MAX {
             return Err("it said a frame that is longer than any message".to_owned());
@@ -179,11 +179,11 @@ impl ModuleRing {
         self.read_at(&mut words, start + known, at - known)?;
         let mut payload = Vec::with_capacity(bytes - at);
         self.read_at(&mut payload, start + at, bytes - at)?;
-        let mut module_abi_frame = module_abi::decode(&words).map_err(wrong)?;
-        if let ModuleAbiFrame::Message(_, message) = &mut module_abi_frame {
+        let mut frame = module_abi::decode(&words).map_err(wrong)?;
+        if let ModuleAbiFrame::Message(_, message) = &mut frame {
             message.payload = Payload::from(payload);
         }
-        Ok(module_abi_frame)
+        Ok(frame)
     }
 
     /// Reads so many further bytes, and appends them.
@@ -250,18 +250,18 @@ const _: () = assert!(WORDS_BYTES > MESSAGE_BYTES);
 impl ModuleChannel for ModuleRing {
     fn exchange(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        sent: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String> {
         self.bells = 0;
         if self.waiting()? > 0 {
             return Err(GOES_ON.to_owned());
         }
-        if module_abi::is_start(reported.frame) {
+        if module_abi::is_start(sent.frame) {
             // Forgets everything from the previous use.
             self.regions.take_all_back();
         }
-        self.tell(reported)?;
+        self.tell(sent)?;
         loop {
             let waiting = self.waiting()?;
             for left in (0..waiting).rev() {

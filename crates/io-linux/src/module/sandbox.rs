@@ -126,8 +126,8 @@ fn say(mut caller: Caller<'_, SandboxHost>, at: u32, bytes: u32) -> Result<(), E
     match module_abi::decode(frame).map_err(|module_abi::ModuleAbiError(what)| Error::new(format!("it said {what}")))? {
         ModuleAbiFrame::Done(_) => Err(Error::new("it said that it is done, and went on")),
         ModuleAbiFrame::Fail(why) => Err(Error::new(why)),
-        module_abi_frame => {
-            host.frames.push(module_abi_frame);
+        frame => {
+            host.frames.push(frame);
             Ok(())
         }
     }
@@ -148,12 +148,12 @@ impl WasmInstance {
     fn call<P: WasmParams, R: WasmResults>(
         &mut self,
         function: TypedFunc<P, R>,
-        reported: P,
+        arguments: P,
         fuel: &mut TurnFuel,
         reply_reader: &ReplyReader<'_>,
     ) -> Result<R, String> {
         self.refuel(FUEL_SLICE, fuel, reply_reader)?;
-        let mut call = function.call_resumable(&mut self.store, reported);
+        let mut call = function.call_resumable(&mut self.store, arguments);
         loop {
             match call.map_err(|error| sentence(&error))? {
                 TypedResumableCall::Finished(answer) => return Ok(answer),
@@ -184,22 +184,22 @@ fn sentence(error: &Error) -> String {
 impl ModuleChannel for WasmInstance {
     fn exchange(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        sent: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String> {
         let mut fuel = TurnFuel(FUEL_TURN);
-        let frame = &reported.frame[LENGTH_BYTES..];
-        let bytes = frame.len() + reported.payload.len();
+        let frame = &sent.frame[LENGTH_BYTES..];
+        let bytes = frame.len() + sent.payload.len();
         self.store.data_mut().count = ReplyCount::default();
         // A frame's length has 32 bits: its limit is far below.
         let at = self.call(self.room, bytes as u32, &mut fuel, reply_reader)?;
         let room = self.memory.data_mut(&mut self.store).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes));
         let (head, payload) = room.ok_or("it gave room that is not in its memory")?.split_at_mut(frame.len());
         head.copy_from_slice(frame);
-        reported.payload.copy_to(payload);
+        sent.payload.copy_to(payload);
         let due = self.call(self.turn, (at, bytes as u32), &mut fuel, reply_reader)?;
-        for module_abi_frame in std::mem::take(&mut self.store.data_mut().frames) {
-            reply_reader.hear(module_abi_frame)?;
+        for answer in std::mem::take(&mut self.store.data_mut().frames) {
+            reply_reader.hear(answer)?;
         }
         Ok(u64::try_from(due).ok().map(Instant::from_nanos))
     }

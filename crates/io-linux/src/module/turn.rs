@@ -19,7 +19,7 @@ pub trait ModuleChannel: Send {
     /// One turn. Returns when the module wants to be called next.
     fn exchange(
         &mut self,
-        reported: &ModuleFrame<'_>,
+        frame: &ModuleFrame<'_>,
         reply_reader: &mut ReplyReader<'_>,
     ) -> Result<Option<Instant>, String>;
 }
@@ -64,8 +64,8 @@ pub struct ReplyReader<'a> {
 }
 
 impl<'a> ReplyReader<'a> {
-    /// Starts a turn of `patience` at most. `told` is the payload of the message that the module was sent, if it was
-    /// one.
+    /// Starts a turn of `patience` at most. `payload` is what the module may pass on unchanged: the payload of the message
+    /// that it was sent, `None` if it was sent something else.
     pub fn new(patience: Duration, payload: Option<Payload>, out: &'a mut ModuleOutput) -> Self {
         Self { out, payload, count: ReplyCount::default(), patience, until: Moment::now() + patience }
     }

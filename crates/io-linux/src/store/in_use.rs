@@ -130,10 +130,10 @@ fn is_over(name: &str, id: (u64, u64)) -> bool {
 
 /// Whether this machine swaps to a file, or to a block device with this number.
 fn swaps_to(id: (u64, u64), number: u64) -> bool {
-    let message = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let mut locations = message.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    locations.any(|location| {
-        fs::metadata(unescape(location))
+    let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut paths = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    paths.any(|path| {
+        fs::metadata(unescape(path))
             .is_ok_and(|known| (known.dev(), known.ino()) == id || (number != 0 && known.rdev() == number))
     })
 }

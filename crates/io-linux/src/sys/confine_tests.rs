@@ -108,10 +108,10 @@ fn call(number: u32, arguments: [u64; 5]) -> i64 {
 /// Not a test by itself: the child process of the next tests. Prints a line for each call that was not refused.
 #[test]
 fn child_that_is_confined_makes_every_call() {
-    let Ok(message) = std::env::var(CHILD) else { return };
-    let (layers, folder) = message.split_once(':').unwrap();
+    let Ok(setting) = std::env::var(CHILD) else { return };
+    let (layers, folder) = setting.split_once(':').unwrap();
     let folder = PathBuf::from(folder);
-    assert!(folder.is_dir(), "{message}");
+    assert!(folder.is_dir(), "{setting}");
     let neighbour: u64 = std::env::var(NEIGHBOUR).unwrap().parse().unwrap();
     let state = folder.join("state");
     let fd = Arc::new(OwnedFd::from(fs::File::open(&state).unwrap()));

@@ -178,12 +178,10 @@ impl ExclusiveProcessor {
         let partition = this.folder.join(PARTITION);
         write(&partition, "root")?;
         // The kernel may accept the word and still report that it is not in force, and why.
-        let message = read(&partition)?;
-        match message.trim() {
+        let state = read(&partition)?;
+        match state.trim() {
             "root" => Ok(this),
-            printed => {
-                Err(denied(format!("{} says '{printed}'", partition.display()), io::ErrorKind::InvalidInput.into()))
-            }
+            other => Err(denied(format!("{} says '{other}'", partition.display()), io::ErrorKind::InvalidInput.into())),
         }
     }
 }

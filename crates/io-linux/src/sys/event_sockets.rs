@@ -121,9 +121,9 @@ impl UeventSender {
 /// # Errors
 /// The system's error.
 pub fn serve(listeners: BorrowedFd<'_>) -> io::Result<()> {
-    let mut wanted: Vec<OwnedFd> = Vec::new();
+    let mut watched: Vec<OwnedFd> = Vec::new();
     loop {
-        let fds = wanted.iter().map(OwnedFd::as_fd).chain([listeners]);
+        let fds = watched.iter().map(OwnedFd::as_fd).chain([listeners]);
         let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut ready, None) {
             Err(Errno::INTR) => continue,
@@ -132,7 +132,7 @@ pub fn serve(listeners: BorrowedFd<'_>) -> io::Result<()> {
         let ready: Vec<PollFlags> = ready.iter().map(PollFd::revents).collect();
         let mut states = ready.iter();
         // One whose programs have all ended is hung up.
-        wanted.retain(|listener| {
+        watched.retain(|listener| {
             let state = states.next().copied().unwrap_or(PollFlags::empty());
             if state.contains(PollFlags::IN) {
                 // ENOENT, for example: the program was killed, or went on because of a signal.
@@ -145,35 +145,35 @@ pub fn serve(listeners: BorrowedFd<'_>) -> io::Result<()> {
             if receive_on_stream(listeners, &mut [0], &mut came)? == 0 {
                 return Ok(());
             }
-            wanted.extend(came);
+            watched.extend(came);
         }
     }
 }
 
 fn answer(listener: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: a structure of numbers, for which zeros are valid.
-    let mut requested: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    let mut notification: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills the structure, which this kernel has at least in this length.
-    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut requested) })?;
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut notification) })?;
     // socket(2): flags are bits of the type, and those of open(2).
-    let wanted = requested.data.args[1] as i32;
-    let kind = if wanted & 0xf == libc::SOCK_DGRAM { SocketType::DGRAM } else { SocketType::RAW };
-    let flags = if wanted & libc::SOCK_NONBLOCK != 0 { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+    let socket_type = notification.data.args[1] as i32;
+    let kind = if socket_type & 0xf == libc::SOCK_DGRAM { SocketType::DGRAM } else { SocketType::RAW };
+    let flags = if socket_type & libc::SOCK_NONBLOCK != 0 { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
     match make(kind, flags | SocketFlags::CLOEXEC) {
         Ok(socket) => {
             let give = libc::seccomp_notif_addfd {
-                id: requested.id,
+                id: notification.id,
                 flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
                 srcfd: socket.as_fd().as_raw_fd() as u32,
                 newfd: 0,
-                newfd_flags: (wanted & libc::SOCK_CLOEXEC) as u32,
+                newfd_flags: (socket_type & libc::SOCK_CLOEXEC) as u32,
             };
             // SAFETY: the kernel reads the structure.
             check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw const give) })
         }
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(libc::EAFNOSUPPORT);
-            let refuse = libc::seccomp_notif_resp { id: requested.id, val: 0, error: -number, flags: 0 };
+            let refuse = libc::seccomp_notif_resp { id: notification.id, val: 0, error: -number, flags: 0 };
             // SAFETY: the kernel reads the structure.
             check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const refuse) })
         }

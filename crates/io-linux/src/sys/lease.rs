@@ -145,9 +145,9 @@ mod tests {
         let mut leases = UsbfsBufferPool::default();
         let mut take = || leases.take(None, 5000, 16384).unwrap();
         let first = take().unwrap();
-        let location = first.address();
+        let address = first.address();
         let second = take().unwrap();
-        assert_ne!(second.address(), location);
+        assert_ne!(second.address(), address);
         assert!(take().is_none(), "there is a bound");
         let filled = first.fill(b"hello");
         assert_eq!((&filled.as_ref()[..6], filled.as_ref().len()), (b"hello\0".as_slice(), 8192));
@@ -155,7 +155,7 @@ mod tests {
         drop(filled);
         assert!(take().is_none(), "somebody looks at it");
         drop(reader);
-        assert_eq!(take().unwrap().address(), location);
+        assert_eq!(take().unwrap().address(), address);
         leases.give_back();
         assert_eq!(leases.bytes, 8192, "a transfer may be on its way into the second");
         drop(second);

@@ -577,7 +577,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     }
 
     /// Attaches to a kernel that answers each write with the next of `answers`; returns what was written, too.
-    fn reported(speed: UsbSpeed, answers: &[Result<(), Errno>]) -> (Result<VhciPort, VhciError>, Vec<String>) {
+    fn attach_to(speed: UsbSpeed, answers: &[Result<(), Errno>]) -> (Result<VhciPort, VhciError>, Vec<String>) {
         let fake = FakeSysfs::new(&[DEBIAN_6_1, &format!("{HEADER}hs  0008 004 000 00000000 000000 0-0\n")]);
         let (socket, _other) = UnixStream::pair().unwrap();
         let mut answers = answers.iter();
@@ -592,23 +592,23 @@ ss  0012 005 000 00000000 0000000000000000 0-0
 
     #[test]
     fn port_taken_by_another_process_is_skipped() {
-        let (port, words) = reported(UsbSpeed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
+        let (port, words) = attach_to(UsbSpeed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
         assert_eq!(port.unwrap(), VhciPort(8));
         assert_eq!(words, ["2/3", "3/3", "8/3"]);
-        let (none, _) = reported(UsbSpeed::Super, &[Err(Errno::BUSY), Err(Errno::BUSY)]);
+        let (none, _) = attach_to(UsbSpeed::Super, &[Err(Errno::BUSY), Err(Errno::BUSY)]);
         assert!(matches!(none, Err(VhciError::NoFreePort { hub: VhciHub::Super })));
     }
 
     #[test]
     fn kernel_without_10_gigabit_gets_the_device_at_5() {
-        let (port, words) = reported(UsbSpeed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
+        let (port, words) = attach_to(UsbSpeed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
         assert_eq!(port.unwrap(), VhciPort(7));
         assert_eq!(words, ["6/6", "6/5", "7/5"]);
     }
 
     #[test]
     fn a_socket_that_the_kernel_refuses_is_not_offered_to_every_port() {
-        let (refused, words) = reported(UsbSpeed::High, &[Err(Errno::INVAL)]);
+        let (refused, words) = attach_to(UsbSpeed::High, &[Err(Errno::INVAL)]);
         assert!(matches!(refused, Err(VhciError::Refused { port: VhciPort(2), .. })));
         assert_eq!(words.len(), 1);
     }

@@ -77,16 +77,16 @@ mod tests {
 
     #[test]
     fn events_count_only_if_a_device_came_or_went() {
-        let printed = |action: &str, kind: &str| {
+        let counts = |action: &str, kind: &str| {
             let words =
                 [&format!("{action}@/devices/usb1/1-1"), &format!("ACTION={action}"), "SUBSYSTEM=usb", kind, ""];
             concerns_us(words.join("\0").as_bytes())
         };
         for action in ["add", "remove", "bind"] {
-            assert!(printed(action, "DEVTYPE=usb_device"), "{action}");
-            assert!(!printed(action, "DEVTYPE=usb_interface"), "{action}");
+            assert!(counts(action, "DEVTYPE=usb_device"), "{action}");
+            assert!(!counts(action, "DEVTYPE=usb_interface"), "{action}");
         }
-        assert!(!printed("change", "DEVTYPE=usb_device"));
+        assert!(!counts("change", "DEVTYPE=usb_device"));
         assert!(!concerns_us(b"") && !concerns_us(&[0xff; 64]));
     }
 

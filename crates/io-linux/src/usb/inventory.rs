@@ -530,11 +530,11 @@ mod tests {
         symlink(block, root.0.join("sys/class/block/sda1")).unwrap();
         root.put("proc/self/mounts", "proc /proc proc rw 0 0\n/dev/sda1 /media/stick vfat rw 0 0\n");
         let found = UsbInventory::at(&root.0).devices().unwrap();
-        let printed: Vec<_> = found.iter().map(|f| (f.bus_id.as_str(), f.obstacle.clone())).collect();
+        let obstacles: Vec<_> = found.iter().map(|f| (f.bus_id.as_str(), f.obstacle.clone())).collect();
         let mounted = SharingObstacle::Mounted { device: "sda1".into(), at: "mounted at /media/stick".into() };
         let exported = SharingObstacle::InUse { by: "usbip-host".into() };
         assert_eq!(
-            printed,
+            obstacles,
             [("1-2", Some(SharingObstacle::Hub)), ("1-2.1", Some(mounted)), ("1-2.4", Some(exported)), ("1-10", None)]
         );
         let stick = &found[1];

@@ -3,50 +3,50 @@
 /// A list with holes.
 #[derive(Debug)]
 pub struct Slab<T> {
-    locations: Vec<Option<T>>,
+    entries: Vec<Option<T>>,
     free: Vec<usize>,
 }
 
 impl<T> Slab<T> {
     pub const fn new() -> Self {
-        Self { locations: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new() }
     }
 
     /// Stores `thing` and returns its name.
     pub fn insert(&mut self, thing: T) -> usize {
         match self.free.pop() {
             Some(name) => {
-                self.locations[name] = Some(thing);
+                self.entries[name] = Some(thing);
                 name
             }
             None => {
-                self.locations.push(Some(thing));
-                self.locations.len() - 1
+                self.entries.push(Some(thing));
+                self.entries.len() - 1
             }
         }
     }
 
     pub fn get_mut(&mut self, name: usize) -> Option<&mut T> {
-        self.locations.get_mut(name)?.as_mut()
+        self.entries.get_mut(name)?.as_mut()
     }
 
     pub fn remove(&mut self, name: usize) -> Option<T> {
-        let thing = self.locations.get_mut(name)?.take()?;
+        let thing = self.entries.get_mut(name)?.take()?;
         self.free.push(name);
         Some(thing)
     }
 
     /// All entries with their names, in the order of names.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
-        self.locations.iter().enumerate().filter_map(|(name, location)| Some((name, location.as_ref()?)))
+        self.entries.iter().enumerate().filter_map(|(name, entry)| Some((name, entry.as_ref()?)))
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
-        self.locations.iter_mut().enumerate().filter_map(|(name, location)| Some((name, location.as_mut()?)))
+        self.entries.iter_mut().enumerate().filter_map(|(name, entry)| Some((name, entry.as_mut()?)))
     }
 
     pub fn len(&self) -> usize {
-        self.locations.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -56,7 +56,7 @@ impl<T> Slab<T> {
     /// Takes all entries out.
     pub fn drain(&mut self) -> Vec<T> {
         self.free.clear();
-        std::mem::take(&mut self.locations).into_iter().flatten().collect()
+        std::mem::take(&mut self.entries).into_iter().flatten().collect()
     }
 }
 

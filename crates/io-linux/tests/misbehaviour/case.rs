@@ -63,7 +63,7 @@ pub fn message() -> ModuleMessage {
 }
 
 /// Sends a half one message; returns its answers, or why it was cut off.
-pub fn reported(half: &mut dyn Module) -> Result<Vec<(ModuleNeighbor, ModuleMessage)>, String> {
+pub fn answers_of(half: &mut dyn Module) -> Result<Vec<(ModuleNeighbor, ModuleMessage)>, String> {
     let mut turn = ModuleOutput::default();
     half.handle(Instant::ZERO, ModuleNeighbor::Above, message(), &mut turn);
     match turn.failure() {

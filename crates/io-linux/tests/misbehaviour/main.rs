@@ -7,7 +7,7 @@ mod sandbox;
 
 use std::time::{Duration, Instant as Moment};
 
-use case::{Case, PATIENCE, has_python, reported};
+use case::{Case, PATIENCE, answers_of, has_python};
 use farbus_model::module::Module;
 
 /// How many messages a module may answer as if nothing were wrong.
@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Whether it refuses without calling its module, which would be waited for.
 fn is_over(half: &mut dyn Module) -> bool {
     let began = Moment::now();
-    reported(half).is_err() && began.elapsed() < PATIENCE / 2
+    answers_of(half).is_err() && began.elapsed() < PATIENCE / 2
 }
 
 /// What went differently from what is expected, if anything. A module that misbehaved once must not be called again, by
@@ -31,7 +31,7 @@ fn otherwise(case: &Case) -> Option<String> {
     let began = Moment::now();
     let (why, mut half) = match hired() {
         // Some misbehave only after a while.
-        Ok(mut half) => ((0..MESSAGES).find_map(|_| reported(&mut *half).err()), Some(half)),
+        Ok(mut half) => ((0..MESSAGES).find_map(|_| answers_of(&mut *half).err()), Some(half)),
         Err(why) => (Some(why), None),
     };
     let took = began.elapsed();

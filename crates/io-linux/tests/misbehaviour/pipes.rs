@@ -6,7 +6,7 @@ use farbus_io_linux::module::{ModuleProcess, ModuleTransport};
 use farbus_model::Instant;
 use farbus_model::module::{ModuleMessageKind, ModuleNeighbor, ModuleOutput};
 
-use super::case::{Case, Hired, PATIENCE, has_python, message, python, reported, used};
+use super::case::{Case, Hired, PATIENCE, answers_of, has_python, message, python, used};
 
 /// What each program begins with, in Python: `told` is the frame that it was sent, `say` sends one, `done` ends a turn.
 const PROLOGUE: &str = "
@@ -51,15 +51,15 @@ while True:
     for _ in 0..2 {
         let mut half = hired().unwrap();
         assert_eq!(hired().err().unwrap(), "it serves another attachment");
-        let printed = reported(&mut *half).unwrap();
-        let reported: Vec<_> =
-            printed.iter().map(|(side, message)| (*side, message.kind, message.payload.len())).collect();
+        let answers = answers_of(&mut *half).unwrap();
+        let summaries: Vec<_> =
+            answers.iter().map(|(side, message)| (*side, message.kind, message.payload.len())).collect();
         let expected = [
             (ModuleNeighbor::Below, ModuleMessageKind::Request, 3_000_000),
             (ModuleNeighbor::Peer, ModuleMessageKind::Aside(0), 5),
             (ModuleNeighbor::Above, ModuleMessageKind::Completion, 5_000_000),
         ];
-        assert_eq!(reported, expected);
+        assert_eq!(summaries, expected);
         assert_eq!((half.poll_timeout(), half.is_at_rest()), (Some(Instant::from_nanos(5)), false));
         half.handle_timeout(Instant::from_nanos(5), &mut ModuleOutput::default());
         assert_eq!((half.poll_timeout(), half.is_at_rest(), half.save()), (None, true, None));
@@ -81,10 +81,10 @@ while True:
 ";
     let mut half = start(script)().unwrap();
     for _ in 0..2 {
-        let printed = reported(&mut *half).unwrap();
-        assert_eq!(printed.len(), 2);
-        assert_eq!(printed[0].1.payload.contiguous().as_ref(), b"before");
-        let (side, passed) = &printed[1];
+        let answers = answers_of(&mut *half).unwrap();
+        assert_eq!(answers.len(), 2);
+        assert_eq!(answers[0].1.payload.contiguous().as_ref(), b"before");
+        let (side, passed) = &answers[1];
         assert_eq!(
             (*side, passed.id, passed.head.contiguous().as_ref()),
             (ModuleNeighbor::Below, 7, b"new".as_slice())

@@ -6,7 +6,7 @@ use std::process::Command;
 use farbus_io_linux::module::ModuleTransport;
 use farbus_model::module::{ModuleMessageKind, ModuleNeighbor};
 
-use super::case::{Case, Hired, has_python, python, reported};
+use super::case::{Case, Hired, answers_of, has_python, python};
 
 /// What each program begins with, in Python: `told` is the descriptor that it was sent, `post` posts one, `say` posts a
 /// frame in its own memory, `done` ends a turn. The descriptors are not arranged as for a program that farbus started:
@@ -83,19 +83,19 @@ while True:
     for _ in 0..2 {
         let mut half = hired().unwrap();
         for _ in 0..3 {
-            let printed = reported(&mut *half).unwrap();
+            let answers = answers_of(&mut *half).unwrap();
             assert_eq!(
-                (printed[0].0, printed[0].1.kind, printed[0].1.id, printed[0].1.head.len()),
+                (answers[0].0, answers[0].1.kind, answers[0].1.id, answers[0].1.head.len()),
                 (ModuleNeighbor::Below, ModuleMessageKind::Request, 7, 14)
             );
-            let payload = printed[0].1.payload.contiguous();
+            let payload = answers[0].1.payload.contiguous();
             assert!(payload.ends_with(b"\x09end") && payload.len() == 3_000_003);
             assert_eq!(
-                (printed[1].0, printed[1].1.payload.contiguous().as_ref()),
+                (answers[1].0, answers[1].1.payload.contiguous().as_ref()),
                 (ModuleNeighbor::Peer, &b"aside"[..])
             );
-            assert_eq!(printed.len(), 602);
-            for (index, (side, message)) in printed[2..].iter().enumerate() {
+            assert_eq!(answers.len(), 602);
+            for (index, (side, message)) in answers[2..].iter().enumerate() {
                 assert_eq!((*side, message.payload.len()), (ModuleNeighbor::Above, 50_000));
                 assert_eq!(message.payload.contiguous()[49_999], index as u8);
             }
@@ -123,11 +123,11 @@ while True:
     done()
 ";
     let mut half = start(script)().unwrap();
-    assert_eq!(reported(&mut *half).unwrap(), []);
+    assert_eq!(answers_of(&mut *half).unwrap(), []);
     for heard in 2..6 {
-        let printed = reported(&mut *half).unwrap();
+        let answers = answers_of(&mut *half).unwrap();
         assert_eq!(
-            (printed.len(), printed[0].1.payload.contiguous()[4], printed[0].1.payload.len()),
+            (answers.len(), answers[0].1.payload.contiguous()[4], answers[0].1.payload.len()),
             (1, heard, 3_000_000)
         );
     }

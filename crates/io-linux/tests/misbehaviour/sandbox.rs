@@ -6,7 +6,7 @@ use std::time::Duration;
 use farbus_io_linux::module::WasmSandbox;
 use farbus_model::module::{ModuleMessageKind, ModuleNeighbor};
 
-use super::case::{Case, Hired, PATIENCE, USE, reported};
+use super::case::{Case, Hired, PATIENCE, USE, answers_of};
 
 /// A module that does `$does` with a message at `$at` of `$bytes` bytes, and contains `$more`.
 fn with(does: &str, more: &str) -> String {
@@ -36,12 +36,12 @@ fn the_example_changes_what_passes_and_changes_it_back() {
     // Two at once: each use has a sandbox of its own.
     let (mut half, mut another) = (hired().unwrap(), hired().unwrap());
     for _ in 0..3 {
-        let printed = reported(&mut *half).unwrap();
-        let [(ModuleNeighbor::Below, message)] = &printed[..] else { panic!("{printed:?}") };
+        let answers = answers_of(&mut *half).unwrap();
+        let [(ModuleNeighbor::Below, message)] = &answers[..] else { panic!("{answers:?}") };
         assert_eq!((message.kind, message.id, message.head.len()), (ModuleMessageKind::Request, 7, 14));
         let payload = message.payload.contiguous();
         assert!(payload.len() == 3_000_000 && payload.iter().all(|byte| *byte == 9 ^ 77));
-        assert_eq!(reported(&mut *another).unwrap(), printed);
+        assert_eq!(answers_of(&mut *another).unwrap(), answers);
     }
     assert_eq!((half.poll_timeout(), half.is_at_rest(), half.save()), (None, true, None));
 }

@@ -98,8 +98,8 @@ impl LocalListener {
     }
 
     /// Listens at `path` by a socket that is created through `name`, another path of the same file: for example one
-    /// that goes through an open descriptor of its folder. The socket's group becomes `group` (gid), if there is one. No
-    /// other user may connect before mode and group are set.
+    /// that goes through an open descriptor of its folder. The socket's group becomes `group` (gid), if there is one.
+    /// No other user may connect before mode and group are set.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.

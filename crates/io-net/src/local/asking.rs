@@ -31,12 +31,12 @@ pub fn ask_sharer(called: &str, question: impl FnOnce(String) -> Question) -> Re
         };
         return heard(called, [answer]).map(drop);
     }
-    let printed = ask_all(&Question::Status).map_err(CommandFailure::local)?;
+    let answers = ask_all(&Question::Status).map_err(CommandFailure::local)?;
     let shares = |status: &Value| {
         let mut devices = status["devices"].as_array().into_iter().flatten();
         devices.any(|it| !it["bus_id"].is_null() && (it["name"] == *device || it["bus_id"] == *device))
     };
-    let sharers = printed.iter().filter(|(_, answer)| matches!(answer, Answer::Ok(status) if shares(status)));
+    let sharers = answers.iter().filter(|(_, answer)| matches!(answer, Answer::Ok(status) if shares(status)));
     let sharers: Vec<u32> = sharers.map(|(pid, _)| *pid).collect();
     match sharers[..] {
         [] | [_] => ask_owner(device, question),

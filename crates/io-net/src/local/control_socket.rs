@@ -382,16 +382,16 @@ mod tests {
         assert_eq!(text(Question::Latency { device: "disk".into() }), r#"{"ask":"latency","device":"disk"}"#);
         let question = Question::Topology { act: TopologyAct::Up };
         assert_eq!(text(question), r#"{"ask":"topology","act":"up"}"#);
-        let wanted = r#"{"ask":"sleep","held":[0,8]}"#;
-        let question: Question = serde_json::from_str(wanted).unwrap();
-        assert_eq!(text(question), wanted, "and are understood");
-        for wanted in [
+        let json = r#"{"ask":"sleep","held":[0,8]}"#;
+        let question: Question = serde_json::from_str(json).unwrap();
+        assert_eq!(text(question), json, "and are understood");
+        for json in [
             r#"{"ask":"share","what":"disk:/a.img,ro","name":"backup","keep":true}"#,
             r#"{"ask":"share","what":"zero"}"#,
             r#"{"ask":"unshare","device":"disk"}"#,
         ] {
-            let question: Question = serde_json::from_str(wanted).unwrap();
-            assert_eq!(text(question), wanted, "and are understood");
+            let question: Question = serde_json::from_str(json).unwrap();
+            assert_eq!(text(question), json, "and are understood");
         }
     }
 
@@ -453,9 +453,9 @@ mod tests {
             Answer::Ok(Value::Null)
         };
         control_socket.open(listener, answer).unwrap();
-        let mut message = String::new();
-        patient.read_to_string(&mut message).unwrap();
-        assert_eq!(message, "{\"ok\":null}\n", "one who has said his last is answered");
+        let mut received = String::new();
+        patient.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "{\"ok\":null}\n", "one who has said his last is answered");
         let Question::Type { text, .. } = typed.recv().unwrap() else { panic!("another question") };
         assert_eq!((text.as_str(), typed.try_recv().is_err()), ("now", true));
     }

@@ -125,9 +125,8 @@ mod tests {
 
     #[test]
     fn event_of_a_later_release_is_understood_as_far_as_it_is_known() {
-        let reported =
-            r#"{"number":7,"at":"2026-11-24T00:00:00.000Z","event":"exploded","device":"disk","colour":"red"}"#;
-        let event: Event = serde_json::from_str(reported).unwrap();
+        let json = r#"{"number":7,"at":"2026-11-24T00:00:00.000Z","event":"exploded","device":"disk","colour":"red"}"#;
+        let event: Event = serde_json::from_str(json).unwrap();
         assert_eq!((event.event, event.number, event.device.as_deref()), (EventKind::Other, 7, Some("disk")));
         let ours = Event { number: 1, ..Event::of(EventKind::LinkLost, "disk").host("lab3").why("reset") };
         let text = serde_json::to_string(&ours).unwrap();

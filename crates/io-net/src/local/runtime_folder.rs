@@ -307,10 +307,10 @@ const OF_USERS: &str = "/run/user";
 fn chosen() -> &'static RuntimeFolderChoice {
     static CHOSEN: OnceLock<RuntimeFolderChoice> = OnceLock::new();
     CHOSEN.get_or_init(|| {
-        let reported = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let xdg_folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let state = HostFolder::of_user().ok().map(|state| state.path().to_owned());
         let owner_of = |path: &Path| fs::metadata(path).ok().map(|found| found.uid());
-        choose(rustix::process::geteuid().as_raw(), reported, state, &std::env::temp_dir(), owner_of)
+        choose(rustix::process::geteuid().as_raw(), xdg_folder, state, &std::env::temp_dir(), owner_of)
     })
 }
 
@@ -318,21 +318,21 @@ fn chosen() -> &'static RuntimeFolderChoice {
 /// folder.
 fn choose(
     owner: u32,
-    reported: Option<PathBuf>,
+    xdg_folder: Option<PathBuf>,
     state: Option<PathBuf>,
     temporary: &Path,
     owner_of: impl Fn(&Path) -> Option<u32>,
 ) -> RuntimeFolderChoice {
     let session = Path::new(OF_USERS).join(owner.to_string());
     // A folder of another user, which `su` leaves in the environment, is not used (XDG Base Directory Specification).
-    let reported = reported.filter(|path| owner_of(path).is_none_or(|found| found == owner));
-    if let Some(reported) = reported.as_ref().filter(|reported| **reported != session) {
-        return RuntimeFolderChoice { path: reported.join(NAME), owner, others: Vec::new() };
+    let xdg_folder = xdg_folder.filter(|path| owner_of(path).is_none_or(|found| found == owner));
+    if let Some(xdg_folder) = xdg_folder.as_ref().filter(|xdg_folder| **xdg_folder != session) {
+        return RuntimeFolderChoice { path: xdg_folder.join(NAME), owner, others: Vec::new() };
     }
     let mut all: Vec<PathBuf> = Vec::new();
     if owner == 0 {
         // Root's service has no session.
-        all.extend(reported.map(|reported| reported.join(NAME)));
+        all.extend(xdg_folder.map(|xdg_folder| xdg_folder.join(NAME)));
         all.push(OF_ROOT.into());
     } else {
         if owner_of(&session) == Some(owner) {
@@ -358,20 +358,20 @@ mod tests {
 
     use super::*;
 
-    fn chosen_for(owner: u32, reported: Option<&str>, session: Option<u32>) -> (String, Vec<String>) {
+    fn chosen_for(owner: u32, xdg_folder: Option<&str>, session: Option<u32>) -> (String, Vec<String>) {
         let owner_of = |path: &Path| match path.to_str() {
             Some("/of/ann") => Some(1000),
             Some("/run/user/1000" | "/run/user/0") => session,
             _ => None,
         };
-        let chosen = choose(owner, reported.map(PathBuf::from), Some("/state".into()), Path::new("/tmp"), owner_of);
+        let chosen = choose(owner, xdg_folder.map(PathBuf::from), Some("/state".into()), Path::new("/tmp"), owner_of);
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         (text(&chosen.path), chosen.others.iter().map(|path| text(path)).collect())
     }
 
     #[test]
     fn runtime_folder_is_never_chosen_in_a_world_writable_place() {
-        let ann = |reported, session| chosen_for(1000, reported, session);
+        let ann = |xdg_folder, session| chosen_for(1000, xdg_folder, session);
         assert_eq!(ann(Some("/of/ann"), None), ("/of/ann/farbus".into(), vec![]));
         let others = vec!["/state/run".to_owned(), "/tmp/farbus-1000".to_owned()];
         assert_eq!(ann(None, Some(1000)), ("/run/user/1000/farbus".into(), others.clone()));

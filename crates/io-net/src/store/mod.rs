@@ -18,8 +18,8 @@ pub fn boot_number() -> u64 {
 }
 
 fn read_boot_number() -> u64 {
-    let message = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = message.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or_else(|_| {
         // Unknown: as if the machine had restarted with every process.
         let mut bytes = [0; 8];

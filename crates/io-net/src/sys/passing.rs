@@ -190,9 +190,9 @@ mod tests {
         assert_eq!(second.bytes, b"two");
         drop(pipe_in);
         File::from(second.fd.unwrap()).write_all(b"through").unwrap();
-        let mut message = String::new();
-        File::from(pipe_out).read_to_string(&mut message).unwrap();
-        assert_eq!(message, "through", "and it was the last of its kind");
+        let mut text = String::new();
+        File::from(pipe_out).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through", "and it was the last of its kind");
         drop(ours);
         assert!(theirs.receive().unwrap().is_none());
     }

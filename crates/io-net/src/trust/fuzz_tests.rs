@@ -114,7 +114,7 @@ fn fuzz_page_files() {
     let invitations = format!(
         r#"{{"invitations":[{{"scope":"observe","name":"phone","lasts_s":3600,"until_ms":{soon_ms},"is_used":false,"sha256":"{of_code}"}}]}}"#
     );
-    let location = r#"{"listen":"0.0.0.0:7241","url":"https://lab3.example:7241","fingerprint":"00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF:00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF"}"#;
+    let page_json = r#"{"listen":"0.0.0.0:7241","url":"https://lab3.example:7241","fingerprint":"00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF:00:11:22:33:44:55:66:77:88:99:AA:BB:CC:DD:EE:FF"}"#;
     let path = std::env::temp_dir().join(format!("farbus-fuzz-page-{}", std::process::id()));
     let _ = fs::remove_dir_all(&path);
     let folder = HostFolder::at(path);
@@ -125,7 +125,7 @@ fn fuzz_page_files() {
     let words = [&WORDS[..], &["\\u001b[2J", "\\u0007", "9223372036854775807", "-----BEGIN CERTIFICATE-----"]].concat();
     let is_name = |name: &str| name.chars().all(is_shown) && name.chars().count() <= TOKEN_NAME_CHARS_MAX;
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_page_files", |input| {
-        for (name, text) in names.iter().zip([&tokens, &invitations, location, &key]) {
+        for (name, text) in names.iter().zip([&tokens, &invitations, page_json, &key]) {
             write(&folder, name, &input.text(&[text], &words));
         }
         let read = |name: &str| fs::read_to_string(folder.file(name)).unwrap();
@@ -139,11 +139,11 @@ fn fuzz_page_files() {
             assert!(checked.is_err() || before[0].contains(&of_secret), "{token:?}");
         }
         let remote_page = RemotePage::load(&folder);
-        for location in remote_page.iter().flatten() {
-            let texts = [&location.url, &location.listen, &location.fingerprint];
+        for page in remote_page.iter().flatten() {
+            let texts = [&page.url, &page.listen, &page.fingerprint];
             assert!(
-                texts.iter().all(|text| text.chars().all(is_shown)) && location.url.starts_with("https://"),
-                "{location:?}"
+                texts.iter().all(|text| text.chars().all(is_shown)) && page.url.starts_with("https://"),
+                "{page:?}"
             );
         }
         if let Ok(Some(key)) = PageKey::load(&folder) {

@@ -113,8 +113,8 @@ fn a_failure_of_the_owners_flush_is_deferred_to_the_host() {
     let (mut host, disk) = host();
     write(&mut host);
     disk.look().fail_flush = Some(StoreError::Medium);
-    let owner_command_error = host.owner(OwnerCommand::Sync).unwrap_err();
-    assert_eq!(owner_command_error.0, "written data is not durable: the medium failed");
+    let error = host.owner(OwnerCommand::Sync).unwrap_err();
+    assert_eq!(error.0, "written data is not durable: the medium failed");
     disk.look().fail_flush = None;
     // INQUIRY does not report it, the next command does, once.
     host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);

@@ -16,23 +16,23 @@ const LBA_MAX: u64 = BLOCKS + 4;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { at: Place, seed: u8, cuts: Vec<Index> },
-    Read { at: Place, cuts: Vec<Index>, early: bool },
+    Write { at: CommandExtent, seed: u8, cuts: Vec<Index> },
+    Read { at: CommandExtent, cuts: Vec<Index>, early: bool },
     Unmap(Vec<(u64, u32)>),
-    WriteSame { at: Place, seed: Option<u8>, unmap: bool },
-    Verify { at: Place },
+    WriteSame { at: CommandExtent, seed: Option<u8>, unmap: bool },
+    Verify { at: CommandExtent },
     Sync,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct CommandExtent {
     lba: u64,
     blocks: u64,
     /// Which size of command.
     width: u8,
 }
 
-impl Place {
+impl CommandExtent {
     fn cdb(self, six: u8, ten: u8, twelve: u8, sixteen: u8) -> Vec<u8> {
         let (lba, blocks) = (self.lba as u32, self.blocks as u32);
         match self.width {
@@ -53,8 +53,8 @@ impl Place {
     }
 }
 
-fn location() -> impl Strategy<Value = Place> {
-    (0..LBA_MAX, 0..12u64, 0..4u8).prop_map(|(lba, blocks, width)| Place { lba, blocks, width })
+fn extent() -> impl Strategy<Value = CommandExtent> {
+    (0..LBA_MAX, 0..12u64, 0..4u8).prop_map(|(lba, blocks, width)| CommandExtent { lba, blocks, width })
 }
 
 fn cuts() -> impl Strategy<Value = Vec<Index>> {
@@ -63,12 +63,12 @@ fn cuts() -> impl Strategy<Value = Vec<Index>> {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => (location(), any::<u8>(), cuts()).prop_map(|(at, seed, cuts)| Op::Write { at, seed, cuts }),
-        4 => (location(), cuts(), any::<bool>()).prop_map(|(at, cuts, early)| Op::Read { at, cuts, early }),
+        4 => (extent(), any::<u8>(), cuts()).prop_map(|(at, seed, cuts)| Op::Write { at, seed, cuts }),
+        4 => (extent(), cuts(), any::<bool>()).prop_map(|(at, cuts, early)| Op::Read { at, cuts, early }),
         1 => prop::collection::vec((0..LBA_MAX, 0..9u32), 0..4).prop_map(Op::Unmap),
-        1 => (location(), any::<Option<u8>>(), any::<bool>())
+        1 => (extent(), any::<Option<u8>>(), any::<bool>())
             .prop_map(|(at, seed, unmap)| Op::WriteSame { at, seed, unmap }),
-        1 => location().prop_map(|at| Op::Verify { at }),
+        1 => extent().prop_map(|at| Op::Verify { at }),
         1 => Just(Op::Sync),
     ]
 }
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    fn write(&mut self, at: Place, seed: u8, cuts: &[Index]) {
+    fn write(&mut self, at: CommandExtent, seed: u8, cuts: &[Index]) {
         let data = pattern(seed, at.blocks as usize * self.block_bytes);
         let cdb = at.cdb(op::WRITE_6, op::WRITE_10, op::WRITE_12, op::WRITE_16);
         if !at.is_inside() {
@@ -132,7 +132,7 @@ impl World {
         self.model[at.range(self.block_bytes)].copy_from_slice(&data);
     }
 
-    fn read(&mut self, at: Place, cuts: &[Index], early: bool) {
+    fn read(&mut self, at: CommandExtent, cuts: &[Index], early: bool) {
         let bytes = at.blocks as usize * self.block_bytes;
         let cdb = at.cdb(op::READ_6, op::READ_10, op::READ_12, op::READ_16);
         if !at.is_inside() {
@@ -163,12 +163,12 @@ impl World {
         let inside = ranges.iter().all(|(lba, blocks)| lba + u64::from(*blocks) <= BLOCKS);
         assert_eq!(self.host.command(&cdb, list).status, if inside { PASSED } else { FAILED });
         for (lba, blocks) in ranges.iter().filter(|_| inside) {
-            let at = Place { lba: *lba, blocks: (*blocks).into(), width: 0 };
+            let at = CommandExtent { lba: *lba, blocks: (*blocks).into(), width: 0 };
             self.model[at.range(self.block_bytes)].fill(0);
         }
     }
 
-    fn write_same(&mut self, at: Place, seed: Option<u8>, unmap: bool) {
+    fn write_same(&mut self, at: CommandExtent, seed: Option<u8>, unmap: bool) {
         let block = seed.map_or(vec![0; self.block_bytes], |seed| pattern(seed, self.block_bytes));
         let mut cdb = cdb_16(op::WRITE_SAME_16, at.lba, at.blocks as u32);
         cdb[1] = if unmap { 8 } else { 0 };
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    fn verify(&mut self, at: Place) {
+    fn verify(&mut self, at: CommandExtent) {
         let mut cdb = cdb_10(op::VERIFY_10, at.lba as u32, at.blocks as u16);
         cdb[1] = 2;
         if at.is_inside() && at.blocks > 0 {

@@ -43,7 +43,7 @@ impl Far {
     fn pending(&self) -> PendingBlockRequests {
         let state = self.0.lock().unwrap();
         let all = state.waiting.iter().chain(&state.answered);
-        all.map(|wanted| (wanted.id, (wanted.op, wanted.offset, wanted.length))).collect()
+        all.map(|flight| (flight.id, (flight.op, flight.offset, flight.length))).collect()
     }
 
     /// Another device with the same unanswered requests.

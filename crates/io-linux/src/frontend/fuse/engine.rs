@@ -174,22 +174,22 @@ impl FuseEngine {
         (device, pending): (Box<dyn BlockDevice>, &PendingBlockRequests),
         clock: BoottimeClock,
     ) -> io::Result<Self> {
-        let (location, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
-        let mut engine = Self::over(kernel, disk, location, whose, device, clock);
+        let (file, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
+        let mut engine = Self::over(kernel, disk, file, whose, device, clock);
         (engine.next_id, engine.begun, engine.durable) = (state.next_id, state.begun, state.durable);
         (engine.keeps, engine.is_asked) = (true, true);
         engine.handles = FuseHandles::restore(&state.handles);
         engine.disk.show_open(engine.handles.open());
-        for wanted in &state.asked {
-            let what = pending.get(&BlockId(wanted.id));
+        for request in &state.asked {
+            let what = pending.get(&BlockId(request.id));
             let zeroes = matches!(what, Some((BlockOp::Discard | BlockOp::WriteZeroes, ..)));
             let is_right = what.is_some()
-                && wanted.id <= state.next_id
-                && (wanted.rest.is_empty() || zeroes && wanted.rest.end <= engine.file.size);
-            let by = wanted.unique.map_or(FuseRequestOrigin::Nobody, FuseRequestOrigin::Program);
-            let (change, covers, ask, rest) = (wanted.change, wanted.covers, wanted.ask, wanted.rest.clone());
+                && request.id <= state.next_id
+                && (request.rest.is_empty() || zeroes && request.rest.end <= engine.file.size);
+            let by = request.unique.map_or(FuseRequestOrigin::Nobody, FuseRequestOrigin::Program);
+            let (change, covers, ask, rest) = (request.change, request.covers, request.ask, request.rest.clone());
             if !is_right
-                || engine.requests.insert(wanted.id, OpenFuseRequest { by, change, covers, ask, rest }).is_some()
+                || engine.requests.insert(request.id, OpenFuseRequest { by, change, covers, ask, rest }).is_some()
             {
                 engine.leave();
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request was not asked so"));
@@ -220,17 +220,17 @@ impl FuseEngine {
     fn save(&mut self) -> io::Result<Option<SavedAttachment>> {
         self.collect();
         let is_ending = self.is_over || self.disk.is_lost();
-        let is_waited_for = self.requests.values().any(|wanted| matches!(wanted.by, FuseRequestOrigin::Owner(_)));
+        let is_waited_for = self.requests.values().any(|request| matches!(request.by, FuseRequestOrigin::Owner(_)));
         let now = self.clock.now();
         let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
         let Some(device) = device.save(now) else { return Ok(None) };
-        let wanted = self.requests.iter().map(|(&id, wanted)| SavedFuseRequest {
+        let requests = self.requests.iter().map(|(&id, request)| SavedFuseRequest {
             id,
-            unique: if let FuseRequestOrigin::Program(unique) = wanted.by { Some(unique) } else { None },
-            change: wanted.change,
-            covers: wanted.covers,
-            ask: wanted.ask,
-            rest: wanted.rest.clone(),
+            unique: if let FuseRequestOrigin::Program(unique) = request.by { Some(unique) } else { None },
+            change: request.change,
+            covers: request.covers,
+            ask: request.ask,
+            rest: request.rest.clone(),
         });
         let state = FuseDiskSnapshot {
             version: STATE_VERSION,
@@ -241,7 +241,7 @@ impl FuseEngine {
             next_id: self.next_id,
             begun: self.begun,
             durable: self.durable,
-            asked: wanted.collect(),
+            asked: requests.collect(),
             handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];
@@ -568,8 +568,8 @@ impl FuseEngine {
         if self.is_dirty() {
             return self.flush(FuseRequestOrigin::Program(unique), Some(ask));
         }
-        let reported = self.hear(ask, Ok(()));
-        match reported {
+        let result = self.hear(ask, Ok(()));
+        match result {
             _ if self.disk.is_lost() => self.kernel().error(unique, Errno::NODEV),
             Err(error) => self.kernel().error(unique, of_store(error)),
             Ok(()) => self.kernel().ok(unique),
@@ -578,14 +578,14 @@ impl FuseEngine {
 
     /// The result of a flush as the program that asked is told: earlier losses that it does not know of included.
     fn hear(&mut self, ask: FlushCause, flushed: FlushResult) -> FlushResult {
-        let reported = self.handles.hear(ask, flushed);
+        let result = self.handles.hear(ask, flushed);
         self.disk.show_open(self.handles.open());
-        reported
+        result
     }
 
     /// Flushes everything that has been answered.
     fn flush(&mut self, by: FuseRequestOrigin, ask: Option<FlushCause>) {
-        let covers = self.requests.values().filter_map(|wanted| wanted.change).min().unwrap_or(self.begun);
+        let covers = self.requests.values().filter_map(|request| request.change).min().unwrap_or(self.begun);
         let id = self.new_id();
         self.ask(BlockRequest::flush(id), OpenFuseRequest { covers: Some(covers), ask, ..OpenFuseRequest::by(by) });
     }
@@ -602,15 +602,15 @@ impl FuseEngine {
 
     /// Passes a request to the device, unless the disk is lost, and sends answers that are there at once while they are
     /// still in the cache.
-    fn ask(&mut self, request: BlockRequest, open_fuse_request: OpenFuseRequest) {
+    fn ask(&mut self, request: BlockRequest, open_request: OpenFuseRequest) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
-            if let Some(ask) = open_fuse_request.ask {
+            if let Some(ask) = open_request.ask {
                 let _refused_below = self.hear(ask, Ok(()));
             }
-            return self.refuse(open_fuse_request.by);
+            return self.refuse(open_request.by);
         };
-        self.requests.insert(request.id.0, open_fuse_request);
+        self.requests.insert(request.id.0, open_request);
         device.submit(self.clock.now(), request.launch(), &mut self.done);
         self.collect();
     }

@@ -88,7 +88,7 @@ impl FuseHandles {
         let highest = saved.open.last_key_value().map_or(0, |(&handle, _)| handle);
         Self {
             losses: LossCounter::restore(saved.losses, last, saved.is_told),
-            open: saved.open.iter().map(|(&handle, &reported)| (handle, LossCursor::restore(reported))).collect(),
+            open: saved.open.iter().map(|(&handle, &told_count)| (handle, LossCursor::restore(told_count))).collect(),
             next: saved.next.max(highest.saturating_add(1)),
         }
     }

@@ -256,8 +256,8 @@ fn topmost_mount(mountinfo: &[u8], at: &Path) -> Option<MountTableEntry> {
         let mut fields = line.split(|&b| b == b' ');
         let id = fields.next()?;
         let device = fields.nth(1)?;
-        let bytes = fields.nth(1)?;
-        (unescape(bytes) == at.as_os_str().as_bytes()).then_some(())?;
+        let mounted_at = fields.nth(1)?;
+        (unescape(mounted_at) == at.as_os_str().as_bytes()).then_some(())?;
         Some(MountTableEntry {
             id: str::from_utf8(id).ok()?.parse().ok()?,
             device: OsStr::from_bytes(device).to_str()?.to_owned(),

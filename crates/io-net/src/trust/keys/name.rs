@@ -36,13 +36,13 @@ pub fn name_from(text: &str) -> Result<String, NotAName> {
 
 /// The name that this host gives to hosts it pairs with: `FARBUS_NAME`, else the first label of its host name.
 pub fn host_name() -> String {
-    let message = std::env::var("FARBUS_NAME").ok().and_then(|name| name_from(&name).ok());
+    let configured = std::env::var("FARBUS_NAME").ok().and_then(|name| name_from(&name).ok());
     let of_system = || {
         let system = rustix::system::uname();
         let text = system.nodename().to_string_lossy().into_owned();
         name_from(text.split('.').next().unwrap_or_default()).ok()
     };
-    message.or_else(of_system).unwrap_or_else(|| "farbus".to_owned())
+    configured.or_else(of_system).unwrap_or_else(|| "farbus".to_owned())
 }
 
 #[cfg(test)]

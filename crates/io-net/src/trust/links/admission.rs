@@ -402,19 +402,19 @@ mod tests {
     fn failing_address_is_limited_to_one_try_in_six_seconds() {
         let admission = PeerAdmission::default();
         let (guesser, other) = ("10.0.0.9".parse().unwrap(), "10.0.0.7".parse().unwrap());
-        let (mut tried, mut reported) = (0, 0);
+        let (mut tried, mut first_failures) = (0, 0);
         for n in 0..1000 {
             // Ten each second.
             let now = Instant::from_nanos(n * 100_000_000);
             match admission.visit(guesser, now, KeyProofOutcome::Failed) {
                 Ok(()) => tried += 1,
-                Err(AdmissionRefusal::Failures { is_first }) => reported += u32::from(is_first),
+                Err(AdmissionRefusal::Failures { is_first }) => first_failures += u32::from(is_first),
                 Err(other) => panic!("{other}"),
             }
         }
         // In 100 s: the first ten, and one for each six seconds.
         assert_eq!(tried, 10 + 16);
-        assert_eq!(reported, 1, "and the log says so once");
+        assert_eq!(first_failures, 1, "and the log says so once");
         assert_eq!(admission.visit(other, at(100), KeyProofOutcome::Failed), Ok(()));
         assert_eq!(admission.visit(guesser, at(200), KeyProofOutcome::Failed), Ok(()), "a pause is forgiven");
     }
@@ -514,8 +514,8 @@ mod tests {
     #[test]
     fn oldest_connection_is_cut_after_a_second_if_all_places_are_taken() {
         let admission = PeerAdmission::default();
-        let positions = STRANGERS_MAX - PROVED_PLACES;
-        let tickets: Vec<_> = (0..positions).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
+        let places = STRANGERS_MAX - PROVED_PLACES;
+        let tickets: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
         let ended = Arc::new(Mutex::new(Vec::new()));
         for (n, ticket) in tickets.iter().enumerate() {
             let ended = Arc::clone(&ended);
@@ -530,7 +530,7 @@ mod tests {
         let second = admission.enter(elsewhere(101), at(2)).unwrap();
         assert_eq!(*ended.lock().unwrap(), [0, 1]);
         assert!(tickets[0].is_cut() && !tickets[2].is_cut());
-        assert_eq!(admission.state().waiting.len(), positions);
+        assert_eq!(admission.state().waiting.len(), places);
         // A connection that registers late is ended at once.
         tickets[0].on_cut({
             let ended = Arc::clone(&ended);

@@ -71,23 +71,23 @@ mod tests {
     fn a_place_that_is_no_page_is_not_shown_to_a_terminal() {
         let scratch = LeaseScratchFolder::new("page-place");
         let (folder, fingerprint) = (&scratch.0, ["0F"; 32].join(":"));
-        let location = |url: &str, fingerprint: &str| RemotePage {
+        let page = |url: &str, fingerprint: &str| RemotePage {
             listen: "0.0.0.0:7241".into(),
             url: url.into(),
             fingerprint: fingerprint.into(),
         };
         for url in ["https://lab3.example:7241", "https://192.0.2.7", "https://[2001:db8::7]:7241"] {
-            let stored = location(url, &fingerprint);
+            let stored = page(url, &fingerprint);
             stored.store(folder).unwrap();
             assert_eq!(RemotePage::load(folder).unwrap(), Some(stored));
         }
         let wrong =
             ["http://lab3", "https://", "https://a b", "https://lab3\u{1b}[2J", "https://lab3/x", "https://a@b"];
         for url in wrong {
-            location(url, &fingerprint).store(folder).unwrap();
+            page(url, &fingerprint).store(folder).unwrap();
             assert!(RemotePage::load(folder).is_err(), "{url}");
         }
-        location("https://lab3", &fingerprint.replace(':', "\u{7}")).store(folder).unwrap();
+        page("https://lab3", &fingerprint.replace(':', "\u{7}")).store(folder).unwrap();
         assert!(RemotePage::load(folder).is_err());
     }
 }

@@ -510,8 +510,8 @@ mod tests {
         assert_eq!(lines(&folder, GRANTS_FILE).len(), 1);
         let refused = lines(&folder, REFUSED_FILE);
         // With such short windows the oldest lines may have been rotated away; nothing is counted twice.
-        let reported: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert!(reported <= FLOOD && reported > 0, "{reported}");
+        let counted: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert!(counted <= FLOOD && counted > 0, "{counted}");
         let last = refused.last().unwrap();
         assert!(last["why"].as_str().unwrap().starts_with("refused "), "{last}");
         fs::remove_dir_all(folder.path()).unwrap();
@@ -552,8 +552,8 @@ mod tests {
             thread::sleep(Duration::from_millis(5));
         }
         drop(audit);
-        let reported: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(reported, 50);
+        let counted: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(counted, 50);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 
@@ -569,8 +569,8 @@ mod tests {
         }
         let looking = Arc::clone(&audit.log);
         drop(audit);
-        let reported: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(reported, 50);
+        let counted: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(counted, 50);
         drop(looking);
         fs::remove_dir_all(folder.path()).unwrap();
     }
@@ -586,8 +586,8 @@ mod tests {
         drop(audit);
         let refused = lines(&folder, REFUSED_FILE);
         assert_eq!(refused.len(), REFUSED_LINES_MAX as usize + 1);
-        let reported: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(reported, 5_000);
+        let counted: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(counted, 5_000);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 }

@@ -112,8 +112,8 @@ impl HostFolder {
 
     fn find() -> Result<Self, StateError> {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(reported) = variable("FARBUS_STATE") {
-            return Ok(Self::at(reported));
+        if let Some(path) = variable("FARBUS_STATE") {
+            return Ok(Self::at(path));
         }
         if rustix::process::geteuid().is_root() {
             return Ok(Self::at("/var/lib/farbus"));

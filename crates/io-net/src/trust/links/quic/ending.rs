@@ -27,9 +27,9 @@ impl QuicThreadMark {
 
 /// Waits until the process ends.
 pub async fn is_ending() {
-    let mut reported = ENDING.subscribe();
+    let mut receiver = ENDING.subscribe();
     // Its sender lives as long as the process.
-    let _ = reported.wait_for(|is_ending| *is_ending).await;
+    let _ = receiver.wait_for(|is_ending| *is_ending).await;
 }
 
 /// How long the last words of all links may take.

@@ -143,7 +143,7 @@ impl QuicPool {
         let key = QuicPoolKey { ours: terms.identity.fingerprint(), theirs, to, traffic };
         let until = Instant::now() + terms.limits.time_max;
         let mut full = Vec::new();
-        while let QuicLinkTarget::Shared(shared) = self.location(key, &full, until)? {
+        while let QuicLinkTarget::Shared(shared) = self.target(key, &full, until)? {
             match shared.link() {
                 Some(Ok(secured)) => return Ok(secured),
                 Some(Err(QuicLinkFailure::Lost(error))) => return Err(HandshakeError::Lost(error)),
@@ -176,7 +176,7 @@ impl QuicPool {
     }
 
     /// Where the next link goes, but for connections that are full. A new connection counts as being made.
-    fn location(
+    fn target(
         &self,
         key: QuicPoolKey,
         full: &[PooledQuicConnection],
@@ -221,9 +221,9 @@ impl QuicPool {
 impl PooledQuicConnection {
     /// A further link; `None` if the connection is over.
     fn link(&self) -> Option<Result<SecureLink, QuicLinkFailure>> {
-        let (tell, reported) = sync_channel(1);
+        let (tell, result) = sync_channel(1);
         self.asks.send(QuicLinkRequest { slot: QuicLinkSlot::on(&self.links), tell }).ok()?;
-        reported.recv().ok()
+        result.recv().ok()
     }
 }
 
@@ -233,7 +233,7 @@ fn begin(
     socket: UdpSocket,
     to: SocketAddr,
 ) -> Result<(SecureLink, PooledQuicConnection), HandshakeError> {
-    let (reported, result) = sync_channel(1);
+    let (tell, result) = sync_channel(1);
     let (terms, runtime) = (terms.clone(), runtime().map_err(HandshakeError::Lost)?);
     let carrying = QuicThreadMark::begin();
     let carry = move || {
@@ -242,21 +242,21 @@ fn begin(
             let met = timeout(terms.limits.time_max, dial(&terms, socket, to)).await;
             match met.unwrap_or(Err(HandshakeError::TooSlow)) {
                 Ok((connection, proved, stream, endpoint)) => {
-                    let (asks, receiver) = unbounded_channel();
+                    let (asks, requests) = unbounded_channel();
                     let shared = PooledQuicConnection { asks, links: Arc::default() };
                     let slot = QuicLinkSlot::on(&shared.links);
                     match QuicBridge::build(&connection, proved).map_err(HandshakeError::Lost) {
                         Ok((secured, bridge)) => {
                             // A caller that no longer waits has dropped the link, and the bridge sees its end.
-                            let _ = reported.send(Ok((secured, shared)));
-                            carry_all(&connection, proved, (slot, bridge, stream), receiver).await;
+                            let _ = tell.send(Ok((secured, shared)));
+                            carry_all(&connection, proved, (slot, bridge, stream), requests).await;
                         }
-                        Err(error) => drop(reported.send(Err(error))),
+                        Err(error) => drop(tell.send(Err(error))),
                     }
                     connection.close(VarInt::from_u32(0), b"");
                     endpoint.wait_idle().await;
                 }
-                Err(error) => drop(reported.send(Err(error))),
+                Err(error) => drop(tell.send(Err(error))),
             }
         });
     };
@@ -291,7 +291,7 @@ async fn carry_all(
     connection: &Connection,
     proved: ProvedPeer,
     (slot, bridge, (send, recv)): (QuicLinkSlot, QuicBridge, QuicStream),
-    mut receiver: UnboundedReceiver<QuicLinkRequest>,
+    mut requests: UnboundedReceiver<QuicLinkRequest>,
 ) {
     let mut links = JoinSet::new();
     let carry = |links: &mut JoinSet<()>, slot: QuicLinkSlot, bridge: QuicBridge, (send, recv): QuicStream| {
@@ -302,7 +302,7 @@ async fn carry_all(
     };
     carry(&mut links, slot, bridge, (send, recv));
     while !links.is_empty() {
-        let ask = poll_fn(|context| match (receiver.poll_recv(context), links.poll_join_next(context)) {
+        let ask = poll_fn(|context| match (requests.poll_recv(context), links.poll_join_next(context)) {
             (Poll::Ready(Some(ask)), _) => Poll::Ready(Some(ask)),
             (_, Poll::Ready(_)) => Poll::Ready(None),
             (Poll::Ready(None) | Poll::Pending, Poll::Pending) => Poll::Pending,
@@ -324,5 +324,5 @@ async fn carry_all(
         let _ = tell.send(made);
     }
     // Who asks from now on, or has asked, needs another connection.
-    receiver.close();
+    requests.close();
 }

@@ -97,8 +97,8 @@ struct ServerCloseSignal(watch::Sender<bool>);
 
 impl ServerCloseSignal {
     async fn is_over(&self) {
-        let mut reported = self.0.subscribe();
-        let (mut closed, mut ending) = (pin!(reported.wait_for(|is_closed| *is_closed)), pin!(is_ending()));
+        let mut receiver = self.0.subscribe();
+        let (mut closed, mut ending) = (pin!(receiver.wait_for(|is_closed| *is_closed)), pin!(is_ending()));
         poll_fn(|context| {
             let is_over = closed.as_mut().poll(context).is_ready() || ending.as_mut().poll(context).is_ready();
             if is_over { Poll::Ready(()) } else { Poll::Pending }

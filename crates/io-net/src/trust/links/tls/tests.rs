@@ -345,9 +345,9 @@ fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
     let again = server_terms.clone();
     let at_server = thread::spawn(move || {
         let secured = server_terms.accept(server_end).unwrap();
-        let mut printed = [0; 5];
-        assert_eq!(secured.link.receive(&mut printed).unwrap(), 5);
-        printed
+        let mut received = [0; 5];
+        assert_eq!(secured.link.receive(&mut received).unwrap(), 5);
+        received
     });
     let client_terms = terms(&client, AcceptedKeys::One(server.fingerprint()), LinkProtocol::UsbIp);
     let at_client = thread::spawn(move || {
