@@ -192,7 +192,7 @@ impl<K: UsbfsKernel> UsbDevice<K> {
         self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
     }
 
-    /// Frees streams.
+    /// Frees the streams of these bulk endpoints, whose requests name stream 0 again. Waits for the host controller.
     ///
     /// # Errors
     /// As [`UsbDevice::alloc_streams`].

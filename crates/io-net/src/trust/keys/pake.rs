@@ -23,15 +23,15 @@ const CODES: u32 = 100_000_000;
 
 /// The text is not a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotACode;
+pub struct PairingCodeFormatError;
 
-impl fmt::Display for NotACode {
+impl fmt::Display for PairingCodeFormatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a code has eight digits, such as 4821-0937")
     }
 }
 
-impl std::error::Error for NotACode {}
+impl std::error::Error for PairingCodeFormatError {}
 
 impl PairingCode {
     /// A random code.
@@ -75,15 +75,15 @@ impl fmt::Debug for PairingCode {
 }
 
 impl FromStr for PairingCode {
-    type Err = NotACode;
+    type Err = PairingCodeFormatError;
 
-    fn from_str(text: &str) -> Result<Self, NotACode> {
+    fn from_str(text: &str) -> Result<Self, PairingCodeFormatError> {
         let mut digits = text.bytes().filter(|byte| !matches!(byte, b'-' | b' '));
         let mut code = [0; DIGITS];
         for digit in &mut code {
-            *digit = digits.next().filter(u8::is_ascii_digit).ok_or(NotACode)?;
+            *digit = digits.next().filter(u8::is_ascii_digit).ok_or(PairingCodeFormatError)?;
         }
-        if digits.next().is_some() { Err(NotACode) } else { Ok(Self(code)) }
+        if digits.next().is_some() { Err(PairingCodeFormatError) } else { Ok(Self(code)) }
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!("0000 0937".parse(), Ok(code.clone()));
         assert_eq!(code.to_string().parse(), Ok(code.clone()));
         for wrong in ["", "1234567", "123456789", "1234-567a"] {
-            assert_eq!(wrong.parse::<PairingCode>(), Err(NotACode), "{wrong}");
+            assert_eq!(wrong.parse::<PairingCode>(), Err(PairingCodeFormatError), "{wrong}");
         }
         assert!(!format!("{code:?}").contains("937"));
         assert_ne!(PairingCode::generate(), PairingCode::generate(), "once in 10^8 runs this is bad luck");

@@ -10,11 +10,11 @@ use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_EXPORTER_BYTES_MIN};
 
 /// What a connection has of its importer's account. Dropping it gives that back: the connection has ended then.
 #[derive(Debug)]
-pub struct ConnectionRoom {
+pub struct ConnectionMemoryCharge {
     _taken: Option<MemoryCharge>,
 }
 
-impl ConnectionRoom {
+impl ConnectionMemoryCharge {
     /// Widens the windows of a connection as far as the account of its importer goes.
     pub fn take(connection: &Connection, account: &Arc<MemoryAccount>) -> Self {
         let mut bytes = (account.left_for_speed() / 2).min(QUIC_EXPORTER_BYTES_MAX);

@@ -19,7 +19,7 @@ use tracing::debug;
 
 use super::bridge::{ProvedPeer, QuicBridge, explain};
 use super::ending::{QuicThreadMark, is_ending};
-use super::room::ConnectionRoom;
+use super::room::ConnectionMemoryCharge;
 use super::setup::{endpoint, no_suite, runtime, transport};
 use crate::link::plain_address;
 use crate::trust::Fingerprint;
@@ -167,7 +167,7 @@ async fn meet(
     };
     match met {
         Ok((connection, proved, secured, first)) => {
-            let _room = ConnectionRoom::take(&connection, &acceptor.account(&secured.peer));
+            let _charge = ConnectionMemoryCharge::take(&connection, &acceptor.account(&secured.peer));
             Arc::clone(&acceptor).met(Ok(secured), from, ticket);
             carry_all(&connection, proved, first, &acceptor, &closing).await;
         }

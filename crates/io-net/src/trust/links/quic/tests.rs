@@ -18,14 +18,14 @@ use crate::trust::limits::{QUIC_EXPORTER_BYTES_MAX, QUIC_LINKS_MAX};
 use crate::trust::links::tls::{AcceptedKeys, HandshakeError, HandshakeTerms, LinkProtocol, SecureLink};
 use crate::trust::{AdmissionTicket, Fingerprint, HostIdentity, KeyProofOutcome, PeerAdmission, limits};
 
-type Met = Result<SecureLink, HandshakeError>;
+type HandshakeOutcome = Result<SecureLink, HandshakeError>;
 
 struct Host {
     identity: Arc<HostIdentity>,
     accepts: AcceptedKeys,
     is_closed: AtomicBool,
     admission: PeerAdmission,
-    met: Mutex<Sender<Met>>,
+    met: Mutex<Sender<HandshakeOutcome>>,
     connections: AtomicUsize,
     account: Arc<MemoryAccount>,
 }
@@ -46,7 +46,7 @@ impl QuicAcceptor for Host {
         Arc::clone(&self.account)
     }
 
-    fn met(self: Arc<Self>, met: Met, _from: SocketAddr, ticket: AdmissionTicket) {
+    fn met(self: Arc<Self>, met: HandshakeOutcome, _from: SocketAddr, ticket: AdmissionTicket) {
         ticket.leave(Instant::from_nanos(2), KeyProofOutcome::Given);
         // A test that has ended does not look any more.
         let _ = self.met.lock().unwrap().send(met);
@@ -75,7 +75,7 @@ fn socket() -> UdpSocket {
 fn served_host(
     identity: &Arc<HostIdentity>,
     accepts: AcceptedKeys,
-) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
+) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<HandshakeOutcome>) {
     served_host_of(identity, accepts, QUIC_LINKS_MAX)
 }
 
@@ -83,7 +83,7 @@ fn served_host_of(
     identity: &Arc<HostIdentity>,
     accepts: AcceptedKeys,
     links_max: u32,
-) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
+) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<HandshakeOutcome>) {
     let (met, to_us) = channel();
     let host = Arc::new(Host {
         identity: Arc::clone(identity),
@@ -100,11 +100,11 @@ fn served_host_of(
 }
 
 /// A link on a connection of its own.
-fn connect(ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> Met {
+fn connect(ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> HandshakeOutcome {
     connect_by(&QuicPool::default(), ours, theirs, to)
 }
 
-fn connect_by(pool: &QuicPool, ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> Met {
+fn connect_by(pool: &QuicPool, ours: &Arc<HostIdentity>, theirs: Fingerprint, to: SocketAddr) -> HandshakeOutcome {
     pool.connect(&terms(ours, AcceptedKeys::One(theirs)), LinkTraffic::Prompt, socket(), to)
 }
 
@@ -114,7 +114,7 @@ fn pair_by(
     ours: &Arc<HostIdentity>,
     theirs: Fingerprint,
     to: SocketAddr,
-    met: &Receiver<Met>,
+    met: &Receiver<HandshakeOutcome>,
 ) -> [Link; 2] {
     let near = connect_by(pool, ours, theirs, to).unwrap().link;
     // A stream is unknown until something is sent on it, and nobody else makes one now.

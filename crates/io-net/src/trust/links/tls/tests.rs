@@ -26,13 +26,13 @@ fn ends() -> (Link, Link) {
     (listener.accept().unwrap().link, client)
 }
 
-type Met = (Result<SecureLink, HandshakeError>, Result<SecureLink, HandshakeError>);
+type HandshakeOutcomes = (Result<SecureLink, HandshakeError>, Result<SecureLink, HandshakeError>);
 
 /// The results of the server and the client.
 fn meet(
     server: HandshakeTerms,
     client: impl FnOnce(Link) -> Result<SecureLink, HandshakeError> + Send + 'static,
-) -> Met {
+) -> HandshakeOutcomes {
     let (server_end, client_end) = ends();
     let client = thread::spawn(move || client(client_end));
     let server = server.accept(server_end);
