@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn missing_program_is_built_beside_a_farbus_that_cargo_built_and_installed_elsewhere() {
-        let printed = |ours: &str| how_to_get(Path::new(ours));
-        assert!(printed("target/debug/farbus").ends_with(": cargo build --package farbus-conform-cli"));
-        assert!(printed("target/release/farbus").ends_with(": cargo build --release --package farbus-conform-cli"));
-        assert!(printed("/usr/bin/farbus").ends_with(": cargo install --path crates/conform-cli"));
+        let hint = |ours: &str| how_to_get(Path::new(ours));
+        assert!(hint("target/debug/farbus").ends_with(": cargo build --package farbus-conform-cli"));
+        assert!(hint("target/release/farbus").ends_with(": cargo build --release --package farbus-conform-cli"));
+        assert!(hint("/usr/bin/farbus").ends_with(": cargo install --path crates/conform-cli"));
     }
 }

@@ -107,7 +107,7 @@ struct SilentHost {
 }
 
 pub fn run(args: &Args) -> Result<(), CommandFailure> {
-    let (host, query) = requested(&args.words)?;
+    let (host, query) = parse_words(&args.words)?;
     if args.directory {
         return match host {
             None => of_directory(&query, args.json),
@@ -161,7 +161,7 @@ fn checked_word(text: &str) -> Result<String, String> {
 }
 
 /// The host that the words name, if one, and the query that the others are.
-fn requested(words: &[String]) -> Result<(Option<&str>, DeviceQuery), CommandFailure> {
+fn parse_words(words: &[String]) -> Result<(Option<&str>, DeviceQuery), CommandFailure> {
     let (query, hosts): (Vec<&str>, Vec<&str>) =
         words.iter().map(String::as_str).partition(|word| DeviceQuery::is_word(word));
     let query = DeviceQuery::parse(query).map_err(CommandFailure::local)?;

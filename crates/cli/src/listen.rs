@@ -31,7 +31,7 @@ impl SocketAccessArgs {
     /// # Errors
     /// The mode keeps the group out.
     pub fn access(&self) -> Result<SocketAccess, CommandFailure> {
-        SocketAccess::printed(self.socket_mode, self.socket_group.clone()).map_err(CommandFailure::local)
+        SocketAccess::from_settings(self.socket_mode, self.socket_group.clone()).map_err(CommandFailure::local)
     }
 }
 

@@ -63,8 +63,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
         }
         let mut fields = LogLineFields::default();
         event.record(&mut fields);
-        let position = std::ptr::from_ref(metadata).addr();
-        let is_written = self.0.judge(position, &fields.peer, &fields.message, self.0.clock.now());
+        let callsite = std::ptr::from_ref(metadata).addr();
+        let is_written = self.0.judge(callsite, &fields.peer, &fields.message, self.0.clock.now());
         if !is_written {
             self.tell_when_due();
         }
@@ -91,15 +91,15 @@ impl LogLimitInner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn judge(&self, position: usize, peer: &str, message: &str, now: Instant) -> bool {
-        let (kind, anybody) = ((position, who(peer)), (position, String::new()));
+    fn judge(&self, callsite: usize, peer: &str, message: &str, now: Instant) -> bool {
+        let (kind, anybody) = ((callsite, who(peer)), (callsite, String::new()));
         let mut state = self.state();
         let mut verdict = state.tally.note(&kind, &anybody, LINES_OF_PEER_MAX, now);
         if verdict == TallyDecision::Write && kind != anybody {
             verdict = state.tally.note(&anybody, &anybody, LINES_MAX, now);
         }
         if verdict == TallyDecision::Counted {
-            state.examples.entry(position).or_insert_with(|| message.chars().take(TEXT_MAX).collect());
+            state.examples.entry(callsite).or_insert_with(|| message.chars().take(TEXT_MAX).collect());
         }
         verdict == TallyDecision::Write
     }
@@ -124,8 +124,8 @@ impl LogLimitInner {
     fn due(&self, now: Instant) -> Vec<String> {
         let mut state = self.state();
         let mut lines = Vec::new();
-        while let Some(TallySummary { kind: (position, peer), count, span }) = state.tally.poll_due(now) {
-            let example = state.examples.get(&position).map_or("", String::as_str);
+        while let Some(TallySummary { kind: (callsite, peer), count, span }) = state.tally.poll_due(now) {
+            let example = state.examples.get(&callsite).map_or("", String::as_str);
             let of_whom = if peer.is_empty() { String::new() } else { format!(" about {peer}") };
             lines.push(format!("{count} more lines{of_whom} in {} s were left out: {example}", span.as_secs()));
         }

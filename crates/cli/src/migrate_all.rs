@@ -82,13 +82,13 @@ mod tests {
     struct Hosts {
         held: BTreeSet<String>,
         gone: BTreeSet<String>,
-        wanted: Vec<(String, MigrationStep)>,
+        steps: Vec<(String, MigrationStep)>,
     }
 
     impl Hosts {
         /// `a` and `c` have users, `b` and `d` have none.
         fn ask(&mut self, device: &str, step: MigrationStep) -> Result<Value, CommandFailure> {
-            self.wanted.push((device.to_owned(), step));
+            self.steps.push((device.to_owned(), step));
             let has_user = ["a", "c"].contains(&device);
             match step {
                 MigrationStep::Look => Ok(json!({ "held": has_user })),
@@ -124,9 +124,9 @@ mod tests {
         let machines: Vec<bool> = result.unwrap().iter().map(|answer| answer["machine"] == true).collect();
         assert_eq!(machines, [true, false, true, false], "answers have the order of the devices");
         let migrated =
-            hosts.wanted.iter().filter(|(_, step)| *step == MigrationStep::Migrate).map(|(device, _)| device.as_str());
+            hosts.steps.iter().filter(|(_, step)| *step == MigrationStep::Migrate).map(|(device, _)| device.as_str());
         assert_eq!(migrated.collect::<String>(), "acbd");
-        assert!(hosts.wanted[..4].iter().all(|(_, step)| *step == MigrationStep::Look), "each is looked at first");
+        assert!(hosts.steps[..4].iter().all(|(_, step)| *step == MigrationStep::Look), "each is looked at first");
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
                     let has_gone = (device, step) == ("d", MigrationStep::Migrate);
                     assert_eq!(message.contains("b has gone already"), has_gone, "{case}");
                     if step == MigrationStep::Look {
-                        assert!(hosts.wanted.iter().all(|(_, step)| *step == MigrationStep::Look), "{case}");
+                        assert!(hosts.steps.iter().all(|(_, step)| *step == MigrationStep::Look), "{case}");
                     }
                 }
             }

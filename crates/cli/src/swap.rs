@@ -141,9 +141,9 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     // From here on, Ctrl-C cancels the swap.
     let mut interruption = None;
     let mut exchange = None;
-    if let Some(location) = &args.to {
+    if let Some(destination) = &args.to {
         interruption = Some(InterruptFlag::new()?);
-        match location {
+        match destination {
             SwapTarget::Disk(path) => owner.begin(path, args)?,
             SwapTarget::Host(target) if owner.medium.is_some() => owner.begin_at_host(target, args)?,
             SwapTarget::Host(target) => owner.begin_twin_of_host(target)?,

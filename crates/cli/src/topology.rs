@@ -150,17 +150,17 @@ fn install(file: &Path, status: &Value) -> Result<(), CommandFailure> {
             file.display()
         )));
     }
-    let location = Path::new(word(&status["plan"]));
-    if fs::read(location).is_ok_and(|there| there == text.as_bytes()) {
+    let plan = Path::new(word(&status["plan"]));
+    if fs::read(plan).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
-    let cannot = |error: std::io::Error| CommandFailure::local(format!("cannot write {}: {error}", location.display()));
-    let fresh = location.with_extension("new");
+    let cannot = |error: std::io::Error| CommandFailure::local(format!("cannot write {}: {error}", plan.display()));
+    let fresh = plan.with_extension("new");
     let write = || {
         let mut out = fs::File::create(&fresh)?;
         out.write_all(text.as_bytes())?;
         out.sync_all()?;
-        fs::rename(&fresh, location)
+        fs::rename(&fresh, plan)
     };
     write().map_err(cannot)
 }

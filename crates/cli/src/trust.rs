@@ -168,9 +168,9 @@ fn address_of(host: &str) -> String {
     address_with_port(host, PAIRING_PORT)
 }
 
-fn listen(told: Option<&str>) -> Result<TcpLinkListener, CommandFailure> {
-    let addresses = match told {
-        Some(reported) => vec![listen_address(reported, PAIRING_PORT)?],
+fn listen(address: Option<&str>) -> Result<TcpLinkListener, CommandFailure> {
+    let addresses = match address {
+        Some(address) => vec![listen_address(address, PAIRING_PORT)?],
         None => everywhere(PAIRING_PORT),
     };
     let mut last = None;

@@ -255,8 +255,8 @@ impl DaemonConfig {
     pub fn complete(path: &Path, mut text: String) -> io::Result<String> {
         // An invalid text is reported by the process that parses all of it.
         let Ok(ConfigFile { topology, directory, .. }) = toml::from_str(&text) else { return Ok(text) };
-        if let Some(printed) = directory
-            && let Some(files) = DirectorySettings::read_files(path, printed.get_ref())?
+        if let Some(value) = directory
+            && let Some(files) = DirectorySettings::read_files(path, value.get_ref())?
         {
             text = format!("{text}\n[directory_files]\n{}", toml::to_string(&files).map_err(io::Error::other)?);
         }
@@ -354,22 +354,22 @@ impl DaemonConfig {
         let mut names = BTreeSet::new();
         let mut notes = ConfiguredNotes::default();
         let shares = file.share.into_iter().map(|mut table| {
-            let printed = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let entry_notes = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let shared = share_from(table, &mut names)?;
             let names = match &shared.what {
                 DeviceSpec::Usb(_) if !shared.is_named => vec![],
                 DeviceSpec::Bridge(_) => vec![format!("{}-a", shared.name), format!("{}-b", shared.name)],
                 _ => vec![shared.name.clone()],
             };
-            add_notes(&mut notes.by_name, printed, names)?;
+            add_notes(&mut notes.by_name, entry_notes, names)?;
             Ok(shared)
         });
         let shares = shares.collect::<Result<_, SpannedError>>()?;
         let rules = file.usb.into_iter().map(|mut table| {
-            let printed = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
+            let entry_notes = notes_from(table.labels.take(), table.place.take(), table.comment.take())?;
             let rule = rule_from(table, &mut names)?;
             let named = rule.name.iter().filter(|_| !rule.rule.is_refusal).cloned().collect();
-            add_notes(&mut notes.by_rule, printed, named)?;
+            add_notes(&mut notes.by_rule, entry_notes, named)?;
             Ok(rule)
         });
         let rules = rules.collect::<Result<_, SpannedError>>()?;
@@ -564,13 +564,13 @@ fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<Stri
 
 /// What is followed; [`FollowPolicy::any`] is warned of.
 fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<FollowPolicy, SpannedError> {
-    let Some(printed) = said else { return Ok(FollowPolicy::default()) };
-    let words = match printed.get_ref() {
+    let Some(value) = said else { return Ok(FollowPolicy::default()) };
+    let words = match value.get_ref() {
         FollowTable::One(word) => std::slice::from_ref(word),
         FollowTable::Many(words) => words.as_slice(),
     };
     let follow: Result<FollowPolicy, String> = words.iter().map(|word| word.parse::<FollowWord>()).collect();
-    let follow = follow.map_err(|why| (Some(printed.span()), why))?;
+    let follow = follow.map_err(|why| (Some(value.span()), why))?;
     if follow.is_any() {
         warn!("follow = \"port\": {FOLLOWS_ANY}");
     }
@@ -752,12 +752,11 @@ fn lease_limit_from(
     devices: Option<&Spanned<u64>>,
     [span, notice]: [Option<&Spanned<String>>; 2],
 ) -> Result<LeaseLimit, SpannedError> {
-    let count = |printed: &Spanned<u64>| {
-        let count = u32::try_from(*printed.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
-        count.ok_or_else(|| (Some(printed.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
+    let count = |value: &Spanned<u64>| {
+        let count = u32::try_from(*value.get_ref()).ok().filter(|count| (1..=PEER_LEASES_MAX).contains(count));
+        count.ok_or_else(|| (Some(value.span()), format!("a host may have 1 to {PEER_LEASES_MAX} devices at a time")))
     };
-    let time =
-        |printed: &Spanned<String>| parse_span(printed.get_ref()).map_err(|message| (Some(printed.span()), message));
+    let time = |value: &Spanned<String>| parse_span(value.get_ref()).map_err(|message| (Some(value.span()), message));
     let [span, notice] = [span.map(time).transpose()?, notice.map(time).transpose()?];
     Ok(LeaseLimit { devices: devices.map(count).transpose()?, span, notice })
 }
@@ -802,7 +801,7 @@ fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, SpannedError>
         return Err((span, message.into()));
     }
     let (mode, group) = (mode.map(parsed).transpose()?, group.map(parsed).transpose()?);
-    SocketAccess::printed(mode, group).map_err(|message| (span, message))
+    SocketAccess::from_settings(mode, group).map_err(|message| (span, message))
 }
 
 fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, SpannedError> {

@@ -239,9 +239,9 @@ impl ReplacementPassage {
     }
 
     fn say_all(&self, passed_on: &OutgoingHandover) -> io::Result<()> {
-        for PassedListener { address: wanted, is_secure, listener } in &passed_on.listeners {
+        for PassedListener { address, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
-            let word = HandoverMessage::Listener { asked: *wanted, is_secure: *is_secure, is_passed };
+            let word = HandoverMessage::Listener { asked: *address, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
         for OutgoingAttachment { target, manner, save_reply } in &passed_on.leaving {
@@ -508,10 +508,10 @@ mod tests {
         let shares = inherited.requested.iter().map(|it| (it.name.as_str(), it.files.len(), it.lease.is_some()));
         assert_eq!(shares.collect::<Vec<_>>(), [("kept", 1, false), ("leased", 1, true)]);
         assert!(inherited.unshared.contains("music"));
-        let [PassedListener { address: wanted, is_secure: true, listener }] = &inherited.listeners[..] else {
+        let [PassedListener { address, is_secure: true, listener }] = &inherited.listeners[..] else {
             panic!("one socket")
         };
-        assert_eq!(wanted, &passed_on.listeners[0].address);
+        assert_eq!(address, &passed_on.listeners[0].address);
         assert_eq!(listener.address().unwrap(), passed_on.listeners[0].listener.address().unwrap());
         assert!(inherited.detached.contains("lab3:3240/disk") && inherited.is_down);
     }

@@ -276,7 +276,7 @@ mod tests {
         let config = DaemonConfig { announce: true, announce_secure: true, ..DaemonConfig::default() };
         let host_announcements = announcements(&all, &config, Some("sha256:ab"));
         assert_eq!(
-            host_announcements.iter().map(|reported| (reported.kind, reported.port)).collect::<Vec<_>>(),
+            host_announcements.iter().map(|announcement| (announcement.kind, announcement.port)).collect::<Vec<_>>(),
             [(AnnouncedProtocol::Plain, 3240), (AnnouncedProtocol::Secure, 3241)]
         );
         assert_eq!(

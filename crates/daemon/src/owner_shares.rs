@@ -33,14 +33,14 @@ impl Supervisor {
             Ok(records) => records,
             Err(why) => return Answer::Refused(why),
         };
-        let location = |listens: &super::supervisor::DaemonListener| ListeningPlace {
+        let listening_place = |listens: &super::supervisor::DaemonListener| ListeningPlace {
             at: listens.location.as_host(),
             is_secure: listens.is_secure,
         };
         Answer::Ok(json!(ShareReport {
             pid: std::process::id(),
             devices: records.iter().map(|record| self.share.shared_now(record)).collect(),
-            listening: has.listeners.iter().map(location).collect(),
+            listening: has.listeners.iter().map(listening_place).collect(),
             ..ShareReport::default()
         }))
     }

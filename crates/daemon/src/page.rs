@@ -277,22 +277,22 @@ mod tests {
 
     #[test]
     fn a_page_is_started_as_the_configuration_says() {
-        let printed = |text: &str| {
+        let arguments_of = |text: &str| {
             let table: PageTable = toml::from_str(text).unwrap();
             WantedPage::from_config(&table).map(|page| page.arguments().join(" ")).map_err(|(_, message)| message)
         };
-        assert_eq!(printed("listen = 'unix'"), Ok("page --of-daemon --socket".into()));
-        assert_eq!(printed("listen = '[::1]:80'"), Ok("page --of-daemon --listen [::1]:80".into()));
+        assert_eq!(arguments_of("listen = 'unix'"), Ok("page --of-daemon --socket".into()));
+        assert_eq!(arguments_of("listen = '[::1]:80'"), Ok("page --of-daemon --listen [::1]:80".into()));
         assert_eq!(
-            printed(
+            arguments_of(
                 "listen = '127.0.0.1:7240'\ntls = '0.0.0.0:7241'\nnames = ['lab3.example', '192.0.2.7']\nsandbox = false"
             ),
             Ok("page --of-daemon --listen 127.0.0.1:7240 --tls 0.0.0.0:7241 --name lab3.example --name 192.0.2.7 \
                 --no-sandbox"
                 .into())
         );
-        assert!(printed("listen = 'unix'\nnames = ['lab3']").unwrap_err().contains("tls = ADDRESS"));
-        assert!(printed("listen = 'unix'\ntls = 'lab3'").unwrap_err().contains("0.0.0.0:7241"));
-        assert!(printed("listen = 'unix'\ntls = '0.0.0.0:1'\nnames = ['a/b']").unwrap_err().contains("a/b"));
+        assert!(arguments_of("listen = 'unix'\nnames = ['lab3']").unwrap_err().contains("tls = ADDRESS"));
+        assert!(arguments_of("listen = 'unix'\ntls = 'lab3'").unwrap_err().contains("0.0.0.0:7241"));
+        assert!(arguments_of("listen = 'unix'\ntls = '0.0.0.0:1'\nnames = ['a/b']").unwrap_err().contains("a/b"));
     }
 }

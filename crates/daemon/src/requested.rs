@@ -470,11 +470,11 @@ fn watch(requested: &Weak<RequestedShares>, wake: &ThreadWaker) {
 
 /// Tells the command at the other end of a lease why its share ends.
 fn tell(lease: &OwnedFd, why: &[u8]) {
-    let reported = lease.try_clone().map(UnixStream::from).and_then(|mut stream| {
+    let sent = lease.try_clone().map(UnixStream::from).and_then(|mut stream| {
         stream.set_nonblocking(true)?;
         stream.write_all(why)
     });
-    if let Err(error) = reported {
+    if let Err(error) = sent {
         info!(%error, "the command that shared it is not told");
     }
 }

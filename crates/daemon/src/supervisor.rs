@@ -597,7 +597,7 @@ impl Supervisor {
     ) -> std::io::Result<(HandoverAcceptance, Duration)> {
         let began = Instant::now();
         // All come to rest at the same time, so none waits for the others.
-        let wanted: Vec<_> = going
+        let pending_saves: Vec<_> = going
             .iter()
             .filter_map(|(name, going)| match going {
                 AttachmentHandover::Along(handle) => handle.save().ok().map(|reply| (*name, handle, reply)),
@@ -608,10 +608,10 @@ impl Supervisor {
             })
             .collect();
         let sessions = self.share.ask_sessions();
-        let until = began + handover::answer_time(wanted.len() + sessions.len());
+        let until = began + handover::answer_time(pending_saves.len() + sessions.len());
         let left = || until.saturating_duration_since(Instant::now());
         let mut leaving = Vec::new();
-        for (target, handle, reply) in wanted {
+        for (target, handle, reply) in pending_saves {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
             let mut save_reply = reply.wait(left()).ok_or_else(late)?;
             // While it is at rest, its medium does not change.

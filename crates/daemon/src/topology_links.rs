@@ -405,8 +405,8 @@ impl TopologyLinks {
         })?;
         let failed = |error: std::io::Error| error.to_string();
         let mut lines = JsonLineChannel::over(&line, TALK_TIME_MAX).map_err(failed)?;
-        let mut stated = 0;
-        while let Some((news, message)) = self.next_to_say(epoch, link.to, stated) {
+        let mut told_news = 0;
+        while let Some((news, message)) = self.next_to_say(epoch, link.to, told_news) {
             lines.send(&HostQuestion::Topology { said: to_hex(&message) }).map_err(failed)?;
             let answer = lines.receive().map_err(failed)?.ok_or("it has ended the connection")?;
             match serde_json::from_slice(&answer).map_err(|error| error.to_string())? {
@@ -414,27 +414,27 @@ impl TopologyLinks {
                 HostAnswer::Refused(why) => return Err(why),
                 other => return Err(format!("it answers something else: {other:?}")),
             }
-            (stated, *pause) = (news, PAUSE);
+            (told_news, *pause) = (news, PAUSE);
         }
         Ok(())
     }
 
     /// Waits for news, or until it is time to repeat the last message. `None` once another plan is followed.
-    fn next_to_say(&self, epoch: u64, to: u32, stated: u64) -> Option<(u64, [u8; MESSAGE_BYTES])> {
+    fn next_to_say(&self, epoch: u64, to: u32, told_news: u64) -> Option<(u64, [u8; MESSAGE_BYTES])> {
         let until = Instant::now() + TALK_EVERY;
         let mut state = self.state();
         loop {
             let following = state.following.as_ref().filter(|_| state.epoch == epoch)?;
             let left = until.saturating_duration_since(Instant::now());
-            if following.news != stated || left.is_zero() {
+            if following.news != told_news || left.is_zero() {
                 return Some((following.news, following.party.message_for(to)));
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn heard(&self, epoch: u64, from: u32, printed: &str) -> Result<(), String> {
-        let message = from_hex(printed).ok_or("it answers what is no message")?;
+    fn heard(&self, epoch: u64, from: u32, hex: &str) -> Result<(), String> {
+        let message = from_hex(hex).ok_or("it answers what is no message")?;
         let mut state = self.state();
         let TopologyLinksState { following: Some(following), epoch: now, .. } = &mut *state else { return Ok(()) };
         if *now == epoch {
@@ -467,8 +467,8 @@ impl ActiveTopology {
 }
 
 impl NeighbourResponder for TopologyLinks {
-    fn hear(&self, host: Fingerprint, printed: &str) -> Result<String, String> {
-        let message = from_hex(printed).ok_or("that is no message")?;
+    fn hear(&self, host: Fingerprint, hex: &str) -> Result<String, String> {
+        let message = from_hex(hex).ok_or("that is no message")?;
         let joined: Vec<(u32, String)> = {
             let state = self.state();
             let following = state.following.as_ref().ok_or("its links are down, or it has no plan")?;

@@ -60,7 +60,7 @@ pub struct HostPublisher {
     host: HostId,
     wanted: BTreeMap<DirectoryKey, Vec<u8>>,
     /// What is there under this lease, as far as is known.
-    vecs: BTreeMap<DirectoryKey, Vec<u8>>,
+    stored: BTreeMap<DirectoryKey, Vec<u8>>,
     /// Keys there that are not under this lease.
     left: Vec<DirectoryKey>,
     call: Option<PendingPublisherCall>,
@@ -96,7 +96,7 @@ impl HostPublisher {
         Self {
             host,
             wanted: BTreeMap::new(),
-            vecs: BTreeMap::new(),
+            stored: BTreeMap::new(),
             left: Vec::new(),
             call: None,
             is_format_read: false,
@@ -138,7 +138,7 @@ impl HostPublisher {
     pub fn is_told(&self) -> bool {
         let is_writing = matches!(self.call, Some(PendingPublisherCall::Write { .. }));
         let is_sure = self.guard.is_some() && self.unanswered.is_none() && !is_writing;
-        is_sure && self.lease.is_some() && self.vecs == self.wanted && self.left.is_empty()
+        is_sure && self.lease.is_some() && self.stored == self.wanted && self.left.is_empty()
     }
 
     /// Whether a view that follows the directory shows what this host says, as far as it is there. What it shows lags
@@ -163,7 +163,7 @@ impl HostPublisher {
         if let Some(pause) = self.pace.pause(now) {
             return PublisherStep::Wait(Some(pause));
         }
-        let (pending_publisher_call, call) = match self.lease {
+        let (pending, call) = match self.lease {
             _ if self.must_write_format => (PendingPublisherCall::WriteFormat, write_format()),
             _ if !self.is_format_read => {
                 (PendingPublisherCall::Format, EtcdCall::Range { range: KeyRange::format(), limit: 1, revision: 0 })
@@ -180,7 +180,7 @@ impl HostPublisher {
             }
             Some(lease) => self.write(lease),
         };
-        self.call = Some(pending_publisher_call);
+        self.call = Some(pending);
         PublisherStep::Call(call)
     }
 
@@ -198,7 +198,7 @@ impl HostPublisher {
         let own = DirectoryKey::Host(self.host.clone());
         let mut puts = vec![(own.clone(), self.wanted.get(&own).cloned().unwrap_or_default())];
         let mut bytes = 0;
-        let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.vecs.get(*key) != Some(*value));
+        let differs = self.wanted.iter().filter(|(key, value)| **key != own && self.stored.get(*key) != Some(*value));
         for (key, value) in differs.take(KEYS_AT_ONCE_MAX) {
             bytes += value.len();
             if bytes > BYTES_AT_ONCE_MAX {
@@ -206,7 +206,7 @@ impl HostPublisher {
             }
             puts.push((key.clone(), value.clone()));
         }
-        let old = self.vecs.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
+        let old = self.stored.keys().chain(&self.left).filter(|key| !self.wanted.contains_key(*key));
         let deletes: Vec<DirectoryKey> = old.take(KEYS_AT_ONCE_MAX.saturating_sub(puts.len())).cloned().collect();
         let change = EtcdTransaction {
             guard: own.to_string(),
@@ -220,16 +220,16 @@ impl HostPublisher {
 
     /// Handles the answer to the call that [`HostPublisher::poll`] asked for last.
     pub fn handle(&mut self, answer: Result<EtcdReply, EtcdRefusal>, now: Instant) {
-        let Some(pending_publisher_call) = self.call.take() else { return };
+        let Some(pending) = self.call.take() else { return };
         match answer {
             Ok(reply) => {
                 let is_write = matches!(
-                    pending_publisher_call,
+                    pending,
                     PendingPublisherCall::Write { .. }
                         | PendingPublisherCall::Grant
                         | PendingPublisherCall::WriteFormat
                 );
-                let done = self.handle_reply(pending_publisher_call, reply, now);
+                let done = self.handle_reply(pending, reply, now);
                 match done {
                     // That keys can be read says nothing of writes that failed.
                     Ok(()) if !is_write && self.must_be_written() => {}
@@ -252,7 +252,7 @@ impl HostPublisher {
             }
             Err(EtcdRefusal::Trouble(trouble)) => {
                 // Whether it was done is not known.
-                if matches!(pending_publisher_call, PendingPublisherCall::Write { .. }) {
+                if matches!(pending, PendingPublisherCall::Write { .. }) {
                     (self.unanswered, self.guard) = (self.guard.take(), None);
                 }
                 self.fail(trouble, now);
@@ -286,7 +286,7 @@ impl HostPublisher {
             (PendingPublisherCall::Alive, EtcdReply::Alive(_)) => self.alive_at = now + self.ttl / 3,
             (PendingPublisherCall::Own, EtcdReply::Found(found)) => {
                 let own = DirectoryKey::Host(self.host.clone());
-                (self.vecs, self.left) = (BTreeMap::new(), Vec::new());
+                (self.stored, self.left) = (BTreeMap::new(), Vec::new());
                 let mut guard = 0;
                 for pair in found.pairs {
                     let Some(key) = DirectoryKey::parse(&pair.key) else { continue };
@@ -294,7 +294,7 @@ impl HostPublisher {
                         guard = pair.revision;
                     }
                     match Some(pair.lease) == self.lease {
-                        true => drop(self.vecs.insert(key, pair.value)),
+                        true => drop(self.stored.insert(key, pair.value)),
                         false => self.left.push(key),
                     }
                 }
@@ -304,8 +304,8 @@ impl HostPublisher {
             }
             (PendingPublisherCall::Write { puts, deletes }, EtcdReply::Changed { is_done: true, revision }) => {
                 self.left.retain(|key| !deletes.contains(key) && !puts.iter().any(|(put, _)| put == key));
-                deletes.iter().for_each(|key| drop(self.vecs.remove(key)));
-                self.vecs.extend(puts);
+                deletes.iter().for_each(|key| drop(self.stored.remove(key)));
+                self.stored.extend(puts);
                 (self.guard, self.unanswered, self.refused_guards) = (Some(revision), None, 0);
                 self.write_not_before = now + WRITE_EVERY;
             }
@@ -329,7 +329,7 @@ impl HostPublisher {
         self.is_format_read = false;
         self.lease = None;
         self.guard = None;
-        self.vecs.clear();
+        self.stored.clear();
         self.left.clear();
     }
 
@@ -394,7 +394,7 @@ mod tests {
     }
 
     /// A publisher that has said all that it has to.
-    fn reported() -> HostPublisher {
+    fn up_to_date_publisher() -> HostPublisher {
         let mut publisher = publisher();
         assert!(matches!(call(&mut publisher, at(0)), EtcdCall::Range { .. }));
         publisher.handle(found(vec![pair(FORMAT_KEY, b"1", 0, 1)]), at(0));
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn with_nothing_to_say_only_the_lease_is_kept() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         assert_eq!(publisher.poll(at(0)), PublisherStep::Wait(Some(at(20_000))));
         assert_eq!(call(&mut publisher, at(20_000)), EtcdCall::KeepAlive { lease: 7 });
         publisher.handle(Ok(EtcdReply::Alive(60)), at(20_100));
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn changes_within_a_quarter_of_a_second_are_written_together_and_guarded() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         want(&mut publisher, &["disk"]);
         assert_eq!(publisher.poll(at(100)), PublisherStep::Wait(Some(at(250))));
         want(&mut publisher, &["disk", "a b", "probe"]);
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn write_without_an_answer_is_made_again_only_after_reading_what_is_there() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         want(&mut publisher, &["disk"]);
         change(&mut publisher, at(300));
         let lost = DirectoryFailure::new(DirectoryFailureKind::Unreachable, "lost");
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn lease_that_ended_while_the_host_lives_is_replaced_and_all_is_written_anew() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         call(&mut publisher, at(90_000));
         publisher.handle(Ok(EtcdReply::Alive(0)), at(90_000));
         call(&mut publisher, at(90_000));
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn keys_that_another_process_changed_or_removed_are_written_again() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         let own = DirectoryKey::Host(publisher.host.clone()).to_string();
         let mut view = DirectoryView::new(1);
         let now = at(1000);
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn full_directory_is_in_trouble_until_a_write_is_done_and_is_asked_less_often() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         want(&mut publisher, &["disk"]);
         let mut now = at(300);
         let mut pauses = Vec::new();
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn two_processes_with_one_key_are_noticed() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         want(&mut publisher, &["disk"]);
         let mut now = at(300);
         for _ in 0..CONTENDED_AFTER {
@@ -581,7 +581,7 @@ mod tests {
 
     #[test]
     fn many_devices_are_written_in_pieces_that_etcd_takes() {
-        let mut publisher = reported();
+        let mut publisher = up_to_date_publisher();
         let names: Vec<String> = (0..1000).map(|number| format!("d{number}")).collect();
         want(&mut publisher, &names.iter().map(String::as_str).collect::<Vec<_>>());
         let mut now = at(1000);

@@ -40,7 +40,7 @@ pub struct DescriptorEnumerator {
     /// Indexes of the strings still to be read, last one first.
     strings: Vec<u8>,
     language: u16,
-    wanted: usize,
+    request_count: usize,
     /// When the last piece has to be there; `None`: each has its own time.
     until: Option<Instant>,
     outcome: Option<Result<DescriptorSet, EnumerationError>>,
@@ -79,8 +79,9 @@ impl DescriptorEnumerator {
 
     fn of(found: DescriptorSet, ids: IdSource, speed: UsbSpeed) -> Self {
         let (transfers, strings) = (TransferTracker::new(ids), Vec::new());
-        let (step, language, wanted, until, outcome) = (EnumerationStep::Finished, LANGUAGE_EN_US, 0, None, None);
-        Self { transfers, speed, step, found, strings, language, wanted, until, outcome }
+        let (step, language, request_count, until, outcome) =
+            (EnumerationStep::Finished, LANGUAGE_EN_US, 0, None, None);
+        Self { transfers, speed, step, found, strings, language, request_count, until, outcome }
     }
 
     fn ask(&mut self, now: Instant, step: EnumerationStep) {
@@ -99,8 +100,8 @@ impl DescriptorEnumerator {
             return self.finish();
         }
         self.step = step;
-        self.wanted += 1;
-        assert!(self.wanted <= limits::ENUMERATION_TRANSFERS_MAX, "each step is bounded, so is their sum");
+        self.request_count += 1;
+        assert!(self.request_count <= limits::ENUMERATION_TRANSFERS_MAX, "each step is bounded, so is their sum");
         let setup = SetupPacket::get_descriptor(kind, index, language, length);
         self.transfers.control_in(now, setup, Some(left));
     }

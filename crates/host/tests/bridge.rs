@@ -35,9 +35,9 @@ fn two_hosts_enumerate_their_ends_and_reach_each_other() {
             host.control_out(on, Vec::new()).unwrap();
         }
         let [mut a, mut b] = hosts;
-        let reported = [16, 8].map(|_| a.data_in(NOTIFICATIONS, 16).unwrap().into_vec());
+        let notifications = [16, 8].map(|_| a.data_in(NOTIFICATIONS, 16).unwrap().into_vec());
         assert_eq!(
-            (reported[0][1], &reported[1][..]),
+            (notifications[0][1], &notifications[1][..]),
             (0x2a, &[0xa1, 0, 1, 0, 0, 0, 0, 0][..]),
             "speed, then connection"
         );

@@ -268,23 +268,23 @@ fn a_missing_piece_is_an_error_with_its_name() {
 
 #[test]
 fn lying_lengths_are_errors_with_their_place() {
-    let location = |device: Answers| match device.error() {
+    let error_at = |device: Answers| match device.error() {
         (piece, EnumerationErrorReason::Malformed(error)) => (piece, error.offset),
         other => panic!("{other:?}"),
     };
     let device_edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::DEVICE, 0, edit);
-    assert_eq!(location(device_edit(|bytes| bytes[0] = 17)), (DescriptorPart::Device, 0));
-    assert_eq!(location(device_edit(|bytes| bytes.truncate(8))), (DescriptorPart::Device, 0));
-    assert_eq!(location(device_edit(|bytes| bytes[17] = 0)), (DescriptorPart::Device, 17));
+    assert_eq!(error_at(device_edit(|bytes| bytes[0] = 17)), (DescriptorPart::Device, 0));
+    assert_eq!(error_at(device_edit(|bytes| bytes.truncate(8))), (DescriptorPart::Device, 0));
+    assert_eq!(error_at(device_edit(|bytes| bytes[17] = 0)), (DescriptorPart::Device, 17));
     let many = device_edit(|bytes| bytes[17] = 9).error();
     assert_eq!(many, (DescriptorPart::Device, EnumerationErrorReason::TooMany { count: 9, max: 8 }));
 
     let edit = |edit: fn(&mut Vec<u8>)| device(UsbSpeed::High).edit(kind::CONFIGURATION, 0, edit);
     let configuration = DescriptorPart::Configuration(0);
-    assert_eq!(location(edit(|bytes| bytes[1] = 4)), (configuration, 0));
-    assert_eq!(location(edit(|bytes| bytes[2..4].fill(0))), (configuration, 2));
-    assert_eq!(location(edit(|bytes| bytes[9] = 0)), (configuration, 9));
-    assert_eq!(location(edit(|bytes| bytes[9] = 255)), (configuration, 9));
+    assert_eq!(error_at(edit(|bytes| bytes[1] = 4)), (configuration, 0));
+    assert_eq!(error_at(edit(|bytes| bytes[2..4].fill(0))), (configuration, 2));
+    assert_eq!(error_at(edit(|bytes| bytes[9] = 0)), (configuration, 9));
+    assert_eq!(error_at(edit(|bytes| bytes[9] = 255)), (configuration, 9));
     let long = edit(|bytes| bytes[2..4].fill(255)).error();
     assert!(
         matches!(long, (DescriptorPart::Configuration(0), EnumerationErrorReason::Cut { wanted: 65535, .. })),
@@ -292,7 +292,7 @@ fn lying_lengths_are_errors_with_their_place() {
     );
     assert_eq!(edit(|bytes| bytes.truncate(8)).error().1, EnumerationErrorReason::Cut { got: 8, wanted: 9 });
     // A header that claims to reach beyond everything, as Linux has it.
-    assert_eq!(location(edit(|bytes| (bytes[0], bytes[2], bytes[3]) = (200, 9, 0))), (configuration, 0));
+    assert_eq!(error_at(edit(|bytes| (bytes[0], bytes[2], bytes[3]) = (200, 9, 0))), (configuration, 0));
 }
 
 /// A device whose descriptors change while they are read.

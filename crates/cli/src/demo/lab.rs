@@ -89,9 +89,9 @@ const END_TIME_MAX: Duration = Duration::from_secs(10);
 /// [`CommandFailure`]: it could not be begun. Nothing is left.
 pub fn run(listen: SocketAddr, seconds: Option<u64>) -> Result<(), CommandFailure> {
     let scratch = DemoFolder::new()?;
-    let (reported, tells) = channel();
-    watch_signals(reported.clone())?;
-    let mut keeper = LabKeeper::start(&scratch, listen, reported)?;
+    let (sender, tells) = channel();
+    watch_signals(sender.clone())?;
+    let mut keeper = LabKeeper::start(&scratch, listen, sender)?;
     say("farbus demo: three daemons, twenty devices, and the page; nothing of this machine is shared\n");
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut has_begun = false;
@@ -131,9 +131,9 @@ enum LabEvent {
     KeeperEnded,
 }
 
-fn watch_signals(reported: std::sync::mpsc::Sender<LabEvent>) -> Result<(), CommandFailure> {
+fn watch_signals(sender: std::sync::mpsc::Sender<LabEvent>) -> Result<(), CommandFailure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandFailure::local)?;
-    let watch = move || signals.forever().for_each(|signal| drop(reported.send(LabEvent::Signal(signal))));
+    let watch = move || signals.forever().for_each(|signal| drop(sender.send(LabEvent::Signal(signal))));
     thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(CommandFailure::local)
 }
 
@@ -148,7 +148,7 @@ impl LabKeeper {
     fn start(
         scratch: &DemoFolder,
         listen: SocketAddr,
-        reported: std::sync::mpsc::Sender<LabEvent>,
+        sender: std::sync::mpsc::Sender<LabEvent>,
     ) -> Result<Self, CommandFailure> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(KEEPER_VERB).arg(scratch.path("")).arg(listen.to_string());
@@ -159,8 +159,8 @@ impl LabKeeper {
         let (pipe, out) = (process.stdin.take(), process.stdout.take());
         let read = move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines().map_while(Result::ok));
-            lines.for_each(|line| drop(reported.send(LabEvent::Line(line))));
-            let _ = reported.send(LabEvent::KeeperEnded);
+            lines.for_each(|line| drop(sender.send(LabEvent::Line(line))));
+            let _ = sender.send(LabEvent::KeeperEnded);
         };
         thread::Builder::new().name("keeper".into()).spawn(read).map_err(CommandFailure::local)?;
         Ok(Self { process, pipe })
@@ -442,11 +442,11 @@ fn pair(waits: &DemoHost, joins: &DemoHost) -> Result<(), CommandFailure> {
     let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(CommandFailure::local)?;
     let lines = lines_of(waiting.stdout.take())?;
     let answer = wait_for(&lines, "\"code\"").and_then(|line| serde_json::from_str::<Value>(&line).ok());
-    let joined =
-        match answer.as_ref().and_then(|reported| Some((reported["address"].as_str()?, reported["code"].as_str()?))) {
-            Some((address, code)) => joins.run(&["pair", address, code]),
-            None => Err(CommandFailure::local(format!("{} cannot be paired", waits.name))),
-        };
+    let joined = match answer.as_ref().and_then(|answer| Some((answer["address"].as_str()?, answer["code"].as_str()?)))
+    {
+        Some((address, code)) => joins.run(&["pair", address, code]),
+        None => Err(CommandFailure::local(format!("{} cannot be paired", waits.name))),
+    };
     end_child(&mut waiting, if joined.is_ok() { END_TIME_MAX } else { Duration::ZERO });
     joined?;
     waits.run(&["allow", joins.name, "all"])?;

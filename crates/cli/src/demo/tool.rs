@@ -33,9 +33,9 @@ impl SystemTool {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
         }
-        let printed = String::from_utf8_lossy(&output.stderr);
-        let printed = printed.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
-        Err(if printed.starts_with(&*name) { printed.to_owned() } else { format!("{name}: {printed}") })
+        let reason = String::from_utf8_lossy(&output.stderr);
+        let reason = reason.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
+        Err(if reason.starts_with(&*name) { reason.to_owned() } else { format!("{name}: {reason}") })
     }
 }
 

@@ -200,17 +200,17 @@ pub fn run(args: Args) -> Result<(), CommandFailure> {
         Some(LeaseVerb::List(args)) => list(&args),
         Some(LeaseVerb::Extend(ExtendArgs { target, span, json })) => {
             let answer = ask(&target, LeaseAct::Extend { for_s: span.as_secs() })?;
-            reported(json, &target, &answer, &format!("leased{}", until(&answer)))
+            print_outcome(json, &target, &answer, &format!("leased{}", until(&answer)))
         }
         Some(LeaseVerb::Release(ReleaseArgs { target, force, json })) => {
             let answer = ask(&target, LeaseAct::Release { force })?;
-            reported(json, &target, &answer, "released")
+            print_outcome(json, &target, &answer, "released")
         }
         Some(LeaseVerb::Give(GiveArgs { target, to, json })) => {
             let peers = TrustStore::open()?.peers().map_err(CommandFailure::local)?;
             let act = LeaseAct::Give { to: key_of(&peers, &to)?.to_string() };
             let answer = ask(&target, act)?;
-            reported(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
+            print_outcome(json, &target, &answer, &format!("leased to {to}{}", until(&answer)))
         }
         None => {
             let (query, targets): (Vec<&str>, Vec<&str>) =
@@ -252,7 +252,7 @@ fn have(
     match &granted[..] {
         _ if !program.is_empty() => holding::run(program, granted, asked.span, signals),
         [one] if targets.len() == 1 => {
-            reported(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
+            print_outcome(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
         }
         _ => several::tell(as_json, &granted),
     }
@@ -276,7 +276,7 @@ fn checked_word(text: &str) -> Result<String, String> {
     }
 }
 
-fn reported(as_json: bool, target: &DeviceTarget, answer: &LeaseAnswer, done: &str) -> Result<(), CommandFailure> {
+fn print_outcome(as_json: bool, target: &DeviceTarget, answer: &LeaseAnswer, done: &str) -> Result<(), CommandFailure> {
     if as_json {
         return print_json(&json_of(target, answer)?);
     }
@@ -291,7 +291,7 @@ fn book(args: &Args, target: &DeviceTarget) -> Result<(), CommandFailure> {
     let from_unix_ms = u64::try_from(from_ms).map_err(CommandFailure::local)?;
     let act = LeaseAct::Book { from_unix_ms, for_s: args.span.as_secs(), reason: args.reason.clone() };
     let answer = ask(target, act)?;
-    reported(
+    print_outcome(
         args.json,
         target,
         &answer,
@@ -305,7 +305,7 @@ fn request(
     target: &DeviceTarget,
     signals: &mut Signals,
 ) -> Result<GrantedLease, CommandFailure> {
-    let (mut stated, mut has_waited, mut absence) = (None, false, DeviceAbsence::default());
+    let (mut shown_position, mut has_waited, mut absence) = (None, false, DeviceAbsence::default());
     loop {
         let answer = ask(
             target,
@@ -339,13 +339,13 @@ fn request(
             return Err(CommandFailure::new(FailureKind::Refused, message));
         }
         has_waited = true;
-        if stated != Some(position) {
+        if shown_position != Some(position) {
             args.say_wait(format!(
                 "waiting for {}, place {position}{}   (Ctrl-C ends)",
                 target.shown(),
                 who_has_it(&answer)
             ));
-            stated = Some(position);
+            shown_position = Some(position);
         }
         pause(target, signals)?;
     }

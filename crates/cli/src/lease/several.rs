@@ -148,8 +148,8 @@ fn meant(client: &ImporterClient, query: &DeviceQuery) -> (Vec<LeaseCandidate>, 
             let has_meant = |key: &String| {
                 sites.devices.iter().any(|site| site.host_key == *key && query.matches(&site.host, &site.device))
             };
-            let wanted = paired.into_iter().filter(|(key, _)| !sites.hosts.contains_key(key) || has_meant(key));
-            everywhere::of_paired(wanted.map(|(_, name)| name))
+            let unlisted = paired.into_iter().filter(|(key, _)| !sites.hosts.contains_key(key) || has_meant(key));
+            everywhere::of_paired(unlisted.map(|(_, name)| name))
         }
     };
     let (mut all, mut silent) = (Vec::new(), Vec::new());
@@ -255,7 +255,7 @@ pub fn request(
     let now = || Moment::from_nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let mut answers: Vec<Option<LeaseAnswer>> = all.iter().map(|_| None).collect();
     let mut whys: Vec<Option<FailureReport>> = all.iter().map(|_| None).collect();
-    let mut messages = None;
+    let mut shown = None;
     let mut interrupted_by = None;
     let mut looked_at = Instant::now();
     let is_done = loop {
@@ -272,12 +272,12 @@ pub fn request(
             JointLeaseStep::Pause(until) => {
                 let taken: Vec<String> =
                     several.refused().iter().map(|&at| line_of(&all[at], whys[at].as_ref())).collect();
-                if messages.as_ref() != Some(&taken) {
+                if shown.as_ref() != Some(&taken) {
                     args.say_wait(format!(
                         "waiting for {wanted} at once; not free: {}   (Ctrl-C ends)",
                         taken.join(", ")
                     ));
-                    messages = Some(taken);
+                    shown = Some(taken);
                 }
                 // It holds nothing during a pause, but what it could not release.
                 let may_look = is_waited_for && interrupted_by.is_none() && several.stranded().is_empty();
@@ -372,11 +372,11 @@ fn put(
 }
 
 /// What an answer means.
-fn heard_of(ask: JointLeaseVerb, printed: &LeaseAnswer) -> JointLeaseAnswer {
-    let is_provisional = printed.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
+fn heard_of(ask: JointLeaseVerb, answer: &LeaseAnswer) -> JointLeaseAnswer {
+    let is_provisional = answer.lease.as_ref().is_some_and(|lease| lease.state == "provisional");
     match ask {
         // An earlier release knows of no provisional leases, and does not say whether one is new.
-        JointLeaseVerb::Provisional if printed.is_new.unwrap_or(true) => JointLeaseAnswer::Done { is_provisional },
+        JointLeaseVerb::Provisional if answer.is_new.unwrap_or(true) => JointLeaseAnswer::Done { is_provisional },
         JointLeaseVerb::Provisional if is_provisional => JointLeaseAnswer::NotNow,
         JointLeaseVerb::Provisional => JointLeaseAnswer::HadBefore,
         JointLeaseVerb::Confirm | JointLeaseVerb::Release => JointLeaseAnswer::Done { is_provisional: false },

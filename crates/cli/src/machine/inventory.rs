@@ -58,8 +58,8 @@ fn ask(monitor: &mut QmpMonitor, command: &'static str, arguments: Value) -> Res
 }
 
 /// An answer that is not what the command answers.
-pub fn strange(command: &'static str, printed: &Value) -> MonitorError {
-    MonitorError::NotQmp(command, plain(&printed.to_string()))
+pub fn strange(command: &'static str, answer: &Value) -> MonitorError {
+    MonitorError::NotQmp(command, plain(&answer.to_string()))
 }
 
 /// Whether it runs; it may be paused, too.
@@ -232,16 +232,16 @@ fn refuse_usb(
     let chardevs = chardevs.as_array().ok_or_else(|| CommandFailure::local(strange("query-chardev", &chardevs)))?;
     let mut connected = Vec::new();
     for (name, label) in &labels {
-        let location = chardevs.iter().find(|chardev| chardev["label"] == **label);
-        let location = location.and_then(|chardev| chardev["filename"].as_str()).unwrap_or_default();
-        if location.starts_with("disconnected:") {
+        let chardev = chardevs.iter().find(|chardev| chardev["label"] == **label);
+        let filename = chardev.and_then(|chardev| chardev["filename"].as_str()).unwrap_or_default();
+        if filename.starts_with("disconnected:") {
             continue;
         }
         let what = format!("its usb-redir '{name}'");
-        let Some(socket) = location.strip_prefix("unix:") else {
+        let Some(socket) = filename.strip_prefix("unix:") else {
             let why = "not at a Unix socket, which alone tells what the machine has read";
             let hint = "farbus attach … --via redir --socket PATH";
-            return Err(refused(format!("{what} is connected to '{}', {why}\n  {hint}", plain(location))));
+            return Err(refused(format!("{what} is connected to '{}', {why}\n  {hint}", plain(filename))));
         };
         // QEMU names the near end of the socket, which has no path where QEMU has connected.
         if socket.is_empty() {
@@ -274,18 +274,18 @@ fn refuse_disks(
     let nodes = ask(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
     let nodes = nodes.as_array().ok_or_else(|| CommandFailure::local(strange("query-named-block-nodes", &nodes)))?;
     for node in nodes {
-        let location = node["file"].as_str().unwrap_or_default();
+        let file = node["file"].as_str().unwrap_or_default();
         let name = plain(node["node-name"].as_str().unwrap_or_default());
         if node["drv"] == "nbd" {
             let what = format!("its NBD disk '{name}'");
-            let Some(socket) = nbd_socket(location) else {
+            let Some(socket) = nbd_socket(file) else {
                 return Err(refused(format!(
                     "{what} is connected to '{}', not at a Unix socket\n  farbus attach … --via nbd --socket PATH",
-                    plain(location)
+                    plain(file)
                 )));
             };
             moves(&socket, &what, attached, devices)?;
-        } else if let Some(disk) = attached.iter().find(|disk| disk.at.starts_with('/') && disk.at == location) {
+        } else if let Some(disk) = attached.iter().find(|disk| disk.at.starts_with('/') && disk.at == file) {
             return Err(refused(format!(
                 "its disk '{name}' is {} as a file, which does not move\n  attach it with --via nbd",
                 disk.title

@@ -392,7 +392,7 @@ impl VmMigration<'_> {
     }
 
     /// The machine runs there: its devices go, and QEMU ends here. Devices that could not be let go go with that.
-    fn part(mut self, printed: &Value) -> Result<MovedMachine, CommandFailure> {
+    fn part(mut self, answer: &Value) -> Result<MovedMachine, CommandFailure> {
         let completed = Instant::now();
         let completed_unix_us =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
@@ -419,9 +419,9 @@ impl VmMigration<'_> {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         Ok(MovedMachine {
             devices: self.machine.devices,
-            downtime_ms: number(&printed["downtime"]),
-            total_ms: number(&printed["total-time"]),
-            sent_bytes: number(&printed["ram"]["transferred"]),
+            downtime_ms: number(&answer["downtime"]),
+            total_ms: number(&answer["total-time"]),
+            sent_bytes: number(&answer["ram"]["transferred"]),
             completed_unix_us,
             ended_ms: completed.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
             departed,
@@ -441,12 +441,12 @@ impl VmMigration<'_> {
     }
 }
 
-fn not_migrated(printed: &Value) -> CommandFailure {
-    let why = printed["error-desc"].as_str().or(printed["status"].as_str()).unwrap_or_default();
+fn not_migrated(answer: &Value) -> CommandFailure {
+    let why = answer["error-desc"].as_str().or(answer["status"].as_str()).unwrap_or_default();
     CommandFailure::new(FailureKind::Network, format!("QEMU did not migrate the machine: {}", plain(why)))
 }
 
-fn progress(status: &str, printed: &Value) -> VmMigrationProgress {
-    let number = |name: &str| printed["ram"][name].as_u64().unwrap_or_default();
+fn progress(status: &str, answer: &Value) -> VmMigrationProgress {
+    let number = |name: &str| answer["ram"][name].as_u64().unwrap_or_default();
     VmMigrationProgress { status: plain(status), total_bytes: number("total"), left_bytes: number("remaining") }
 }

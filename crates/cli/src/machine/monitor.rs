@@ -22,7 +22,7 @@ const TEXT_CHARS_MAX: usize = 300;
 pub struct QmpMonitor {
     stream: UnixStream,
     received: Vec<u8>,
-    wanted: u64,
+    last_id: u64,
     answer_within: Duration,
     process: Option<u32>,
 }
@@ -85,7 +85,7 @@ impl QmpMonitor {
         let stream = UnixStream::from(dial_local(path, answer_within).map_err(|error| unreachable(&error))?);
         stream.set_write_timeout(Some(answer_within)).map_err(|error| unreachable(&error))?;
         let process = PeerCredentials::of(&stream).ok().and_then(|who| who.process());
-        let mut monitor = Self { stream, received: Vec::new(), wanted: 0, answer_within, process };
+        let mut monitor = Self { stream, received: Vec::new(), last_id: 0, answer_within, process };
         let greeting = monitor.next(GREETING, Instant::now() + answer_within)?;
         let Some(greeting) = greeting else { return Err(MonitorError::Silent(GREETING, answer_within)) };
         if !greeting["QMP"].is_object() {
@@ -105,8 +105,8 @@ impl QmpMonitor {
     /// # Errors
     /// [`MonitorError`]. After anything but [`MonitorError::Refused`] the connection is of no use.
     pub fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, MonitorError> {
-        self.wanted += 1;
-        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": self.wanted }));
+        self.last_id += 1;
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": self.last_id }));
         self.stream.write_all(line.as_bytes()).map_err(|error| self.lost(command, &error))?;
         let until = Instant::now() + self.answer_within;
         loop {
@@ -115,7 +115,7 @@ impl QmpMonitor {
                 continue;
             }
             let strange = || MonitorError::NotQmp(command, plain(&answer.to_string()));
-            if answer["id"] != self.wanted {
+            if answer["id"] != self.last_id {
                 return Err(strange());
             }
             return match (answer.get("return"), &answer["error"]["desc"]) {
@@ -260,12 +260,12 @@ mod tests {
     fn answer_is_told_from_events_and_from_answers_to_other_questions() {
         let hello = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
         let event = r#"{"event": "RESUME", "timestamp": {}}"#;
-        let printed = |answer: &str| heard(format!("{hello}\n{event}\r\n{answer}\n").as_bytes(), false).map(drop);
-        assert_eq!(printed(r#"{"return": {}, "id": 1}"#), Ok(()));
-        let refused = printed(r#"{"error": {"class": "GenericError", "desc": "no\nthing"}, "id": 1}"#);
+        let outcome_of = |answer: &str| heard(format!("{hello}\n{event}\r\n{answer}\n").as_bytes(), false).map(drop);
+        assert_eq!(outcome_of(r#"{"return": {}, "id": 1}"#), Ok(()));
+        let refused = outcome_of(r#"{"error": {"class": "GenericError", "desc": "no\nthing"}, "id": 1}"#);
         assert_eq!(refused, Err(MonitorError::Refused("qmp_capabilities", "no?thing".into())));
         for strange in [r#"{"return": {}}"#, r#"{"return": {}, "id": 7}"#, r#"{"error": 1, "id": 1}"#, "{}"] {
-            assert!(matches!(printed(strange), Err(MonitorError::NotQmp("qmp_capabilities", _))), "{strange}");
+            assert!(matches!(outcome_of(strange), Err(MonitorError::NotQmp("qmp_capabilities", _))), "{strange}");
         }
     }
 }

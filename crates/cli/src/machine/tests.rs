@@ -29,7 +29,7 @@ struct Script {
     fault: Option<(&'static str, usize, Fault)>,
     /// Answers that are not the usual ones.
     answers: Vec<(&'static str, Value)>,
-    wanted: Vec<String>,
+    commands: Vec<String>,
     status: &'static str,
     is_running: bool,
     pauses: bool,
@@ -47,7 +47,7 @@ impl Script {
         match command {
             "query-status" => json!({ "status": if self.is_running { "running" } else { "paused" } }),
             "query-migrate" => {
-                let printed = json!({
+                let answer = json!({
                     "status": self.status, "downtime": 71, "total-time": 900,
                     "ram": { "total": 1000, "remaining": 10, "transferred": 5000 }
                 });
@@ -57,7 +57,7 @@ impl Script {
                     "cancelling" => (self.status, self.is_running) = ("cancelled", true),
                     _ => {}
                 }
-                printed
+                answer
             }
             "qom-list" if arguments["path"] == "/machine/peripheral" => {
                 json!([{ "name": "type", "type": "string" }, { "name": "far", "type": "child<usb-redir>" }])
@@ -131,7 +131,7 @@ impl Qemu {
         let script = Arc::new(Mutex::new(Script {
             fault,
             answers: Vec::new(),
-            wanted: Vec::new(),
+            commands: Vec::new(),
             status: "none",
             is_running: true,
             pauses: false,
@@ -178,7 +178,7 @@ impl Qemu {
     fn assert_untouched(&self, case: &str) {
         let script = self.script.lock().unwrap();
         let state = (script.is_running, script.pauses, script.downtime, script.has_quit);
-        assert_eq!(state, (true, false, 300, false), "{case}: {:?}", script.wanted);
+        assert_eq!(state, (true, false, 300, false), "{case}: {:?}", script.commands);
         assert!(["none", "cancelled", "failed"].contains(&script.status), "{case}: {}", script.status);
     }
 }
@@ -195,8 +195,8 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         let question: Value = serde_json::from_str(&line?).unwrap();
         let command = question["execute"].as_str().unwrap();
         let mut script = script.lock().unwrap();
-        script.wanted.push(command.to_owned());
-        let times = script.wanted.iter().filter(|wanted| *wanted == command).count();
+        script.commands.push(command.to_owned());
+        let times = script.commands.iter().filter(|name| *name == command).count();
         let fault = script.fault.filter(|(at, time, _)| (*at, *time) == (command, times)).map(|(.., fault)| fault);
         match fault {
             Some(Fault::Refuses) => {
@@ -269,8 +269,8 @@ impl AttachmentOwner for Devices {
 
     fn depart(&self, devices: &[OwnedAttachment], process: u32) -> usize {
         assert_eq!(process, std::process::id());
-        let wanted = devices.iter().filter(|device| self.old != Some(&*device.name));
-        let titles: Vec<String> = wanted.map(|device| device.title.clone()).collect();
+        let others = devices.iter().filter(|device| self.old != Some(&*device.name));
+        let titles: Vec<String> = others.map(|device| device.title.clone()).collect();
         assert!(titles.iter().all(|title| self.following.borrow().contains(title)), "only what follows departs");
         self.departed.borrow_mut().extend(titles.iter().cloned());
         titles.len()
@@ -340,7 +340,7 @@ fn device_that_does_not_follow_or_is_gone_before_the_switch_keeps_the_machine_he
         assert!(failure.attribute() == FailureKind::Refused && failure.to_string().contains("over TCP"), "{failure}");
         assert!(owner.following.borrow().is_empty(), "{unwilling} {is_late}: all stay");
         qemu.assert_untouched("unwilling");
-        assert!(!qemu.script.lock().unwrap().wanted.contains(&"migrate".to_owned()));
+        assert!(!qemu.script.lock().unwrap().commands.contains(&"migrate".to_owned()));
     }
 
     let owner = Devices { leaves_after: Some(1), ..Devices::default() };
@@ -418,7 +418,7 @@ fn machine_that_runs_here_is_never_ended_whatever_its_monitor_says() {
         qemu.script.lock().unwrap().answers.extend(answers);
         let failure = qemu.migrate(&owner, &NEVER).unwrap_err().to_string();
         assert!(failure.contains("not known whether the machine has left"), "{failure}");
-        assert!(!qemu.script.lock().unwrap().wanted.contains(&"quit".to_owned()));
+        assert!(!qemu.script.lock().unwrap().commands.contains(&"quit".to_owned()));
         assert_eq!(owner.following.borrow().len(), 2);
     }
 }
@@ -467,7 +467,7 @@ fn what_could_not_be_moved_is_refused_before_anything_begins() {
         }
         let script = qemu.script.lock().unwrap();
         let acts = ["migrate", "migrate-set-capabilities", "cont", "quit"];
-        assert!(!script.wanted.iter().any(|wanted| acts.contains(&wanted.as_str())), "{why}: {:?}", script.wanted);
+        assert!(!script.commands.iter().any(|name| acts.contains(&name.as_str())), "{why}: {:?}", script.commands);
         assert!(owner.following.borrow().is_empty());
     }
     // Connected to nothing, it has nothing to lose.

@@ -17,7 +17,7 @@ pub fn run() -> Result<(), CommandFailure> {
     };
     thread::Builder::new().name("page".into()).spawn(watch).map_err(CommandFailure::local)?;
     let mut out = io::stdout().lock();
-    each::tell(|reported| writeln!(out, "{reported}").and_then(|()| out.flush()).is_ok());
+    each::tell(|host| writeln!(out, "{host}").and_then(|()| out.flush()).is_ok());
     // What has not answered yet is not waited for.
     Ok(())
 }

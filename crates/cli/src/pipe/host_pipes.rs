@@ -36,7 +36,8 @@ struct HostPipesState {
     all: Vec<VcpuReserve>,
     /// The other processes count our promises for as long as this is open.
     lease: Option<UnixStream>,
-    wanted: BTreeSet<u32>,
+    /// The processes that know what this one promised.
+    greeted: BTreeSet<u32>,
 }
 
 impl HostPipes {
@@ -53,16 +54,16 @@ impl HostPipes {
         let mut state = self.state();
         let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
         let running = self.others();
-        state.wanted.retain(|pid| running.contains(pid));
-        let new: Vec<u32> = running.difference(&state.wanted).copied().collect();
+        state.greeted.retain(|pid| running.contains(pid));
+        let new: Vec<u32> = running.difference(&state.greeted).copied().collect();
         if new.is_empty() {
             return Vec::new();
         }
         // All processes hold copies of the same descriptor: a new lease must be given to all.
         match self.tell(&running, &all) {
-            Ok((lease, printed)) => {
-                (state.lease, state.wanted) = (Some(lease), running);
-                printed.into_iter().filter(|(pid, _)| new.contains(pid)).map(|(pid, why)| in_words(pid, &why)).collect()
+            Ok((lease, refused)) => {
+                (state.lease, state.greeted) = (Some(lease), running);
+                refused.into_iter().filter(|(pid, _)| new.contains(pid)).map(|(pid, why)| in_words(pid, &why)).collect()
             }
             Err(why) => vec![why],
         }
@@ -105,7 +106,7 @@ impl ProcessorAdmission for HostPipes {
         let running = self.others();
         let (lease, refused) = self.tell(&running, all)?;
         let Some((pid, why)) = refused.first() else {
-            (state.all, state.lease, state.wanted) = (all.to_vec(), Some(lease), running);
+            (state.all, state.lease, state.greeted) = (all.to_vec(), Some(lease), running);
             return Ok(());
         };
         // Processes that accepted the new promise get the old one back; they had it a moment ago.

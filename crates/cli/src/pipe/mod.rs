@@ -310,7 +310,7 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     }
     if args.json {
         print_json(&outcome)?;
-        return result.map_err(CommandFailure::notice);
+        return result.map_err(CommandFailure::already_printed);
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
@@ -716,8 +716,8 @@ mod tests {
             |line: &str| run(&read(&format!("{line} --policy none --no-sandbox")).unwrap()).unwrap_err().to_string();
         // Frames of 8 bytes have 126 bits: 3,968 a second, where the shortest are 9,803.
         let line = "pipe --here can --can 500000 --rate 9800 --buffer 128 --execution-us 500 --out --seconds 2";
-        let printed = refusal(line);
-        assert!(printed.contains("behind 9800 messages/s"), "{printed}");
+        let why = refusal(line);
+        assert!(why.contains("behind 9800 messages/s"), "{why}");
         // Reads of 512 bytes are one message of 500.
         let line = "pipe --here zero --message 500 --rate 100 --buffer 10 --execution-us 500 --seconds 1";
         assert!(refusal(line).contains("no whole message"));

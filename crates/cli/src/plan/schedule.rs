@@ -314,10 +314,9 @@ impl<'a> SchedulePlan<'a> {
             let missing = us_from_ps(rejected.missing_ps);
             let name = self.name(rejected.id);
             let is_periodic = plan.requests().iter().any(|r| r.id == rejected.id && r.shape.is_periodic());
-            let location = if is_periodic { "in the" } else { "of each" };
+            let which = if is_periodic { "in the" } else { "of each" };
             let room = if is_periodic { " with most room" } else { "" };
-            let lack =
-                format!("{name}: not admitted (low criticality): {missing} us are missing {location} {unit}{room}");
+            let lack = format!("{name}: not admitted (low criticality): {missing} us are missing {which} {unit}{room}");
             write_wrapped(&mut text, "", &lack);
         }
         if let Some(ns) = self.end_to_end_ns() {
@@ -366,11 +365,11 @@ impl<'a> SchedulePlan<'a> {
 
     /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole
     /// number; it is rounded down, so that no interval shows more than it holds.
-    fn packets(&self, location: &EndpointPlacement) -> String {
+    fn packets(&self, placement: &EndpointPlacement) -> String {
         match self.mode {
-            ScheduleModeName::Sound | ScheduleModeName::Printed => location.packets.to_string(),
+            ScheduleModeName::Sound | ScheduleModeName::Printed => placement.packets.to_string(),
             ScheduleModeName::Spread => {
-                let tenths = location.time_ps * 10 / self.packet_ps(location.id).max(1);
+                let tenths = placement.time_ps * 10 / self.packet_ps(placement.id).max(1);
                 format!("{}.{}", tenths / 10, tenths % 10)
             }
         }
@@ -388,11 +387,11 @@ impl<'a> SchedulePlan<'a> {
         let numbers: Vec<_> = (0..shown).map(|interval| interval.to_string()).collect();
         heads.extend(numbers.iter().map(|number| ["", number.as_str()]));
         let mut rows: Vec<Vec<String>> = Vec::new();
-        for location in plan.placements() {
+        for placement in plan.placements() {
             let cell = |interval| {
-                if interval % location.every == location.start { self.packets(location) } else { ".".into() }
+                if interval % placement.every == placement.start { self.packets(placement) } else { ".".into() }
             };
-            rows.push([self.name(location.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
+            rows.push([self.name(placement.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
         }
         let free = (0..shown).map(|interval| (plan.free_ps(interval) / 1_000_000).to_string());
         rows.push(["free us".to_owned()].into_iter().chain(free).collect());
@@ -441,18 +440,18 @@ impl<'a> SchedulePlan<'a> {
     /// The schedule as a picture.
     fn to_svg(&self) -> String {
         let plan = &self.plan;
-        let locations = plan.placements().iter().map(|location| EndpointDrawing {
-            name_escaped: escaped(self.name(location.id)),
-            start: location.start,
-            every: location.every,
-            time_ps: location.time_ps,
+        let drawings = plan.placements().iter().map(|placement| EndpointDrawing {
+            name_escaped: escaped(self.name(placement.id)),
+            start: placement.start,
+            every: placement.every,
+            time_ps: placement.time_ps,
         });
         let drawing = BusDrawing {
             interval_ps: interval_ps(plan.speed()),
             asynchronous_ps: plan.reservation_ps(),
             cycle: plan.cycle(),
             unit: unit(plan.speed()),
-            drawings: locations.collect(),
+            drawings: drawings.collect(),
         };
         let SvgPicture { elements, width, height } = drawing.draw();
         format!(

@@ -594,14 +594,17 @@ fn bind_all_plain(
         // Always the owner's: `--socket-mode` applies to sockets that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
         addresses => {
-            let reported = addresses.iter().filter(|reported| *reported != "none");
-            reported.map(|reported| bind_plain(&listen_place(reported, DEFAULT_PORT)?, mode)).collect()
+            let address = addresses.iter().filter(|address| *address != "none");
+            address.map(|address| bind_plain(&listen_place(address, DEFAULT_PORT)?, mode)).collect()
         }
     }
 }
 
-fn bind_plain(wanted: &SocketLocation, mode: SocketMode) -> Result<(SocketListener, SocketLocation), CommandFailure> {
-    let listener = wanted.listen_for(&mode.into()).map_err(|error| listen_failure(wanted, &error))?;
+fn bind_plain(
+    requested: &SocketLocation,
+    mode: SocketMode,
+) -> Result<(SocketListener, SocketLocation), CommandFailure> {
+    let listener = requested.listen_for(&mode.into()).map_err(|error| listen_failure(requested, &error))?;
     let location = listener.location().map_err(CommandFailure::local)?;
     if let SocketLocation::Address(address) = location
         && !location.is_local()
@@ -652,10 +655,10 @@ impl PairedHostListener {
     }
 }
 
-fn bind_secure(reported: &str) -> Result<PairedHostListener, CommandFailure> {
+fn bind_secure(address: &str) -> Result<PairedHostListener, CommandFailure> {
     let trust = TrustStore::open()?;
     let addresses =
-        if reported.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(reported, SECURE_PORT)?] };
+        if address.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(address, SECURE_PORT)?] };
     let mut result = Err(CommandFailure::local("no address to listen at"));
     for address in addresses {
         result = bind(address);

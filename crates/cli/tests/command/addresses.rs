@@ -89,7 +89,7 @@ fn session_survives_another_host_at_its_exporters_old_address() {
 #[test]
 fn host_or_code_that_can_be_none_is_refused_as_usage_before_anything_is_asked() {
     let harness = Harness::new();
-    for (arguments, printed) in [
+    for (arguments, part) in [
         (&["list", "http://lab3"][..], "type 'lab3' without 'http://'"),
         (&["list", "lab3:70000"], "'70000' in 'lab3:70000' is no port"),
         (&["attach", "http://lab3/disk"], "type 'lab3/disk' without 'http://'"),
@@ -99,6 +99,6 @@ fn host_or_code_that_can_be_none_is_refused_as_usage_before_anything_is_asked() 
     ] {
         let outcome = harness.run(arguments);
         assert_eq!(outcome.code, Some(2), "{arguments:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(printed), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(part), "{arguments:?}: {outcome:?}");
     }
 }

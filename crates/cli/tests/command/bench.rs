@@ -29,10 +29,10 @@ fn bench_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_code(
     assert!(code == Some(1) && message.contains("cargo install --path bench"), "{code:?} {message}");
 
     tells_what_it_is_told(&elsewhere);
-    let reported = format!("told: --farbus {} device links --quick --plots .\n", farbus.display());
-    assert_eq!(run(&["bench", "device", "links", "--quick", "--plots", "."]), (Some(7), reported, String::new()));
-    let (code, reported, _) = run(&["bench", "--quick", "--farbus=/usr/bin/farbus", "deep"]);
-    assert_eq!((code, reported.as_str()), (Some(7), "told: --quick --farbus=/usr/bin/farbus deep\n"));
+    let expected = format!("told: --farbus {} device links --quick --plots .\n", farbus.display());
+    assert_eq!(run(&["bench", "device", "links", "--quick", "--plots", "."]), (Some(7), expected, String::new()));
+    let (code, output, _) = run(&["bench", "--quick", "--farbus=/usr/bin/farbus", "deep"]);
+    assert_eq!((code, output.as_str()), (Some(7), "told: --quick --farbus=/usr/bin/farbus deep\n"));
     fs::remove_file(elsewhere.join("farbus-bench")).unwrap();
     tells_what_it_is_told(&here);
     assert_eq!(run(&["bench", "list"]).0, Some(7));

@@ -77,9 +77,9 @@ fn an_owner_takes_a_device_back() {
     let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display()), "zero"]);
     let at = harness.path("at");
     let (mut attach, _) = harness.attach(&share.target("disk"), &at);
-    for (device, code, printed) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
+    for (device, code, part) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
         let outcome = harness.run(&["release", device]);
-        assert!(outcome.code == Some(code) && outcome.stderr.contains(printed), "{outcome:?}");
+        assert!(outcome.code == Some(code) && outcome.stderr.contains(part), "{outcome:?}");
     }
     let refused = harness.run(&["release", "disk"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "its user may write: {refused:?}");

@@ -106,12 +106,12 @@ fn conform_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_cod
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
     for words in [&["conform"][..], &["conform", "--help"], &["conform", "exporter", "lab3"]] {
-        let (code, printed, printed_text) = run(words);
+        let (code, printed, errors) = run(words);
         let why = format!("farbus: could not run: farbus-conform is neither beside {} nor in PATH\n", farbus.display());
-        assert_eq!((code, printed.as_str()), (Some(2), ""), "{words:?}: {printed_text}");
+        assert_eq!((code, printed.as_str()), (Some(2), ""), "{words:?}: {errors}");
         assert!(
-            printed_text.starts_with(&why) && printed_text.contains("cargo install --path crates/conform-cli"),
-            "{words:?}: {printed_text}"
+            errors.starts_with(&why) && errors.contains("cargo install --path crates/conform-cli"),
+            "{words:?}: {errors}"
         );
     }
     let (code, printed, _) = run(&["conform", "exporter", "lab3", "--json"]);
@@ -129,8 +129,8 @@ fn conform_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_cod
         &["conform", "help", "session"],
         &["conform", "importer", "--with", "a b", "--json", "--work", "2"],
     ] {
-        let reported: String = words[1..].iter().map(|word| format!("[{word}]")).collect();
-        assert_eq!(run(words), (Some(7), reported, String::new()), "{words:?}");
+        let expected: String = words[1..].iter().map(|word| format!("[{word}]")).collect();
+        assert_eq!(run(words), (Some(7), expected, String::new()), "{words:?}");
     }
     write_script(&here.join("farbus-conform"), "#!/bin/sh\nexit 8\n");
     assert_eq!(run(&["conform", "exporter", "--list"]).0, Some(8), "the one beside farbus is preferred");

@@ -71,8 +71,8 @@ fn root_without_setgid_is_told_what_the_container_lacks_and_what_works() {
         let dropped = ["--bounding-set", dropped];
         let refused = run(&harness, &own, &dropped, &["attach", &target, "--via", "nbd"]);
         assert_eq!(refused.code, Some(1), "{refused:?}");
-        for reported in [capability, "--cap-add SETGID --cap-add SETUID", "another user", "--no-sandbox"] {
-            assert!(refused.stderr.contains(reported), "{reported}: {refused:?}");
+        for part in [capability, "--cap-add SETGID --cap-add SETUID", "another user", "--no-sandbox"] {
+            assert!(refused.stderr.contains(part), "{part}: {refused:?}");
         }
         assert_nbd_works(&harness, &share, &own, &dropped, &["--no-sandbox"]);
     }

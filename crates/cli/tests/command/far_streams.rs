@@ -91,9 +91,9 @@ impl Driver {
     }
 
     /// Unlinks these requests and waits for their completions.
-    fn withdraw(&mut self, range_inclusive: std::ops::RangeInclusive<u64>) {
-        let count = range_inclusive.clone().count();
-        for id in range_inclusive {
+    fn withdraw(&mut self, ids: std::ops::RangeInclusive<u64>) {
+        let count = ids.clone().count();
+        for id in ids {
             let now = self.now();
             self.device.cancel(now, UrbId(id), &mut self.done);
         }

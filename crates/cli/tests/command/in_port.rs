@@ -117,7 +117,7 @@ fn listed(host: &Host<'_>) -> Value {
     host.json(&["list", "lab3", "--json"])[0].clone()
 }
 
-fn location(device: &Value) -> (String, String) {
+fn name_and_bus_id(device: &Value) -> (String, String) {
     let text = |key: &str| device[key].as_str().unwrap_or_default().to_owned();
     (text("name"), text("bus_id"))
 }
@@ -132,24 +132,24 @@ fn share_by_port_keeps_its_name_and_bus_id_and_says_that_another_device_is_there
     let process = machine.start(&["share", "usb:1-1", "--local-users", "all", "--listen", "127.0.0.1:0"]);
     let exporter = Share::follow(process);
     let first = machine.wait_for(ZERO, "available");
-    assert_eq!(location(&first), ("source-sink".into(), "1-1".into()));
+    assert_eq!(name_and_bus_id(&first), ("source-sink".into(), "1-1".into()));
     for _ in 0..2 {
         machine.becomes("dfu");
         let other = machine.wait_for(DFU, "another device in this port");
-        assert_eq!(location(&other), location(&first), "{other}");
-        let printed = &other["another_in_port"];
+        assert_eq!(name_and_bus_id(&other), name_and_bus_id(&first), "{other}");
+        let another = &other["another_in_port"];
         assert!(
-            printed["was"].as_str().unwrap().starts_with(ZERO) && printed["is"].as_str().unwrap().starts_with(DFU),
-            "{printed}"
+            another["was"].as_str().unwrap().starts_with(ZERO) && another["is"].as_str().unwrap().starts_with(DFU),
+            "{another}"
         );
-        assert!(printed["next"].as_str().unwrap().ends_with("farbus share usb:1-1 --follow 1209:0002"), "{printed}");
+        assert!(another["next"].as_str().unwrap().ends_with("farbus share usb:1-1 --follow 1209:0002"), "{another}");
         assert!(other["identity"]["id"] != first["identity"]["id"], "{other}");
         let status = machine.ok(&["status"]);
         assert!(status.contains("source-sink: another device in this port: it was 0525:a4a0"), "{status}");
         exporter.process.assert_logged("another device in this port");
         machine.becomes("zero");
         let again = machine.wait_for(ZERO, "available");
-        assert_eq!((location(&again), &again["identity"]), (location(&first), &first["identity"]));
+        assert_eq!((name_and_bus_id(&again), &again["identity"]), (name_and_bus_id(&first), &first["identity"]));
         assert!(again["another_in_port"].is_null(), "{again}");
     }
     let refused = machine.run(&["share", "usb:0525:a4a0", "--follow", DFU]);
@@ -170,7 +170,7 @@ fn share_through_the_daemon_keeps_its_name_and_bus_id_while_its_command_runs() {
     let first = machine.wait_for(ZERO, "available");
     machine.becomes("dfu");
     let other = machine.wait_for(DFU, "another device in this port");
-    assert_eq!(location(&other), location(&first), "{other}");
+    assert_eq!(name_and_bus_id(&other), name_and_bus_id(&first), "{other}");
     command.signal(Signal::INT);
     assert_eq!(command.wait_for_end(PATIENCE), Some(0), "{}", command.log());
     // Who names the port anew means what is there.
@@ -180,7 +180,7 @@ fn share_through_the_daemon_keeps_its_name_and_bus_id_while_its_command_runs() {
     let first = machine.wait_for(DFU, "available");
     machine.becomes("zero");
     let followed = machine.wait_for(ZERO, "available");
-    assert_eq!((location(&followed), &followed["identity"]), (location(&first), &first["identity"]));
+    assert_eq!((name_and_bus_id(&followed), &followed["identity"]), (name_and_bus_id(&first), &first["identity"]));
 }
 
 #[test]
@@ -197,17 +197,21 @@ fn daemon_that_is_replaced_knows_which_device_the_share_of_a_command_stands_for(
     let first = machine.wait_for(ZERO, "available");
     machine.becomes("dfu");
     let followed = machine.wait_for(DFU, "available");
-    assert_eq!((location(&followed), &followed["identity"]), (location(&first), &first["identity"]));
+    assert_eq!((name_and_bus_id(&followed), &followed["identity"]), (name_and_bus_id(&first), &first["identity"]));
     let next = Later::of(&serde_json::from_str(&machine.ok(&["daemon", "restart", "--json"])).unwrap());
     let followed = machine.wait_for(DFU, "available");
     assert_eq!(
-        (location(&followed), &followed["identity"]),
-        (location(&first), &first["identity"]),
+        (name_and_bus_id(&followed), &followed["identity"]),
+        (name_and_bus_id(&first), &first["identity"]),
         "after the restart"
     );
     machine.becomes("zero");
     let back = machine.wait_for(ZERO, "available");
-    assert_eq!((location(&back), &back["identity"]), (location(&first), &first["identity"]), "the first one is back");
+    assert_eq!(
+        (name_and_bus_id(&back), &back["identity"]),
+        (name_and_bus_id(&first), &first["identity"]),
+        "the first one is back"
+    );
     drop(command);
     next.end();
 }
@@ -233,7 +237,7 @@ fn permission_and_lease_do_not_follow_another_device_unless_its_owner_says_so() 
     hosts.iter().for_each(|host| drop(machine.ok(&["allow", host.name, "board"])));
     desk.ok(&["lease", "lab3/board", "--for", "2h"]);
     let first = listed(desk);
-    assert!(location(&first).0 == "board" && first["lease"]["is_yours"] == true, "{first}");
+    assert!(name_and_bus_id(&first).0 == "board" && first["lease"]["is_yours"] == true, "{first}");
 
     machine.becomes("dfu");
     machine.wait_for(DFU, "another device in this port");
@@ -260,7 +264,11 @@ fn permission_and_lease_do_not_follow_another_device_unless_its_owner_says_so() 
         machine.becomes(what);
         machine.wait_for(ids, "available");
         let seen = listed(desk);
-        assert_eq!((location(&seen), &seen["lease"]["is_yours"]), (location(&first), &true.into()), "{seen}");
+        assert_eq!(
+            (name_and_bus_id(&seen), &seen["lease"]["is_yours"]),
+            (name_and_bus_id(&first), &true.into()),
+            "{seen}"
+        );
         let refused = rack.run(&["lease", "lab3/board", "--no-wait"]);
         assert!(refused.code == Some(3) && refused.stderr.contains("desk has it"), "{refused:?}");
     }
@@ -293,8 +301,8 @@ fn daemons_follow_another_device_as_their_configurations_say() {
     desk.ok(&["list", "lab3", "--address", &address]);
     let socket = harness.path("guest.sock");
     let keeps = |follow: &str| {
-        let location = format!("via = 'redir'\nsocket = '{}'\n{follow}\n", socket.display());
-        let text = format!("[[attach]]\ntarget = 'lab3/board'\n{location}[plain]\nlisten = ['127.0.0.1:0']\n");
+        let front_end = format!("via = 'redir'\nsocket = '{}'\n{follow}\n", socket.display());
+        let text = format!("[[attach]]\ntarget = 'lab3/board'\n{front_end}[plain]\nlisten = ['127.0.0.1:0']\n");
         let file = harness.path("desk.toml");
         fs::write(&file, text).unwrap();
         file.to_str().unwrap().to_owned()
@@ -335,7 +343,7 @@ fn daemons_follow_another_device_as_their_configurations_say() {
     let mut exporter = machine.start(&["daemon", "--config", &file]);
     secure_address(&exporter);
     let device = machine.wait_for(DFU, "in use");
-    assert_eq!((&device["identity"], location(&device).0.as_str()), (&id, "board"));
+    assert_eq!((&device["identity"], name_and_bus_id(&device).0.as_str()), (&id, "board"));
     machine.becomes("zero");
     assert_eq!(machine.wait_for(ZERO, "in use")["identity"], id);
     wait_for_state("attached");
@@ -353,10 +361,10 @@ fn daemons_follow_another_device_as_their_configurations_say() {
     assert!(next.contains("add follow = [\"1209:0002\"]") && next.contains("lab3.toml"), "{next}");
     assert_eq!(listed(&desk), Value::Null);
     // Its owner gives it the place.
-    let printed = machine.ok(&["daemon", "reload", "--adopt", "board"]);
-    assert!(printed.contains("board"), "{printed}");
+    let output = machine.ok(&["daemon", "reload", "--adopt", "board"]);
+    assert!(output.contains("board"), "{output}");
     let adopted = machine.wait_for(DFU, "in use");
-    assert!(adopted["another_in_port"].is_null() && location(&adopted).0 == "board", "{adopted}");
+    assert!(adopted["another_in_port"].is_null() && name_and_bus_id(&adopted).0 == "board", "{adopted}");
     assert_eq!(listed(&desk)["product"], "0002");
 }
 

@@ -53,12 +53,12 @@ fn a_share_is_found_on_its_machine_without_an_address() {
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|device| device["name"].clone()).collect();
     assert_eq!(names, ["disk", "zero"]);
     assert!(harness.run(&["list"]).stdout.contains("localhost/disk"));
-    for (target, wanted) in [("disk", "localhost/disk"), ("localhost/disk", "disk")] {
+    for (target, other) in [("disk", "localhost/disk"), ("localhost/disk", "disk")] {
         let socket = harness.path("own.sock");
         let arguments = ["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()];
         let mut attached = Running::start(harness.command(&arguments));
         attached.wait_for_line("attached");
-        assert_eq!(harness.run(&["detach", wanted]).code, Some(0), "{}", attached.log());
+        assert_eq!(harness.run(&["detach", other]).code, Some(0), "{}", attached.log());
         assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
     }
     let missing = harness.run(&["attach", "disk7", "--via", "nbd"]);

@@ -27,16 +27,16 @@ enum Plan {
 /// Events of the script: the machine copies, has been told to switch over, or is asked to quit. It waits at the latter
 /// two for its owner.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ScriptEvent {
     Copying,
     Stopped,
     Quit,
 }
 
 /// Serves one connection after the other.
-fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()>) {
+fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<ScriptEvent>, Sender<()>) {
     let listener = UnixListener::bind(path).unwrap();
-    let (say, printed) = channel();
+    let (say, events) = channel();
     let (go_on, goes_on) = channel();
     thread::spawn(move || {
         let mut status = "none";
@@ -45,7 +45,7 @@ fn monitor(path: &Path, disk: PathBuf, plan: Plan) -> (Receiver<Said>, Sender<()
             let _ = serve(&stream, &disk, plan, &mut status, &say, &goes_on);
         }
     });
-    (printed, go_on)
+    (events, go_on)
 }
 
 fn serve(
@@ -53,7 +53,7 @@ fn serve(
     disk: &Path,
     plan: Plan,
     status: &mut &'static str,
-    say: &Sender<Said>,
+    say: &Sender<ScriptEvent>,
     goes_on: &Receiver<()>,
 ) -> std::io::Result<()> {
     stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
@@ -65,10 +65,10 @@ fn serve(
                 json!({ "status": if is_stopped { "postmigrate" } else { "running" }, "running": !is_stopped })
             }
             "query-migrate" => {
-                let printed = json!({ "status": *status, "downtime": 12, "total-time": 345, "ram": { "transferred": 678 },
+                let progress = json!({ "status": *status, "downtime": 12, "total-time": 345, "ram": { "transferred": 678 },
                     "error-desc": "Failed to connect to 'tcp:rack:4444': Connection refused" });
                 if *status == "active" {
-                    let _ = say.send(Said::Copying);
+                    let _ = say.send(ScriptEvent::Copying);
                 }
                 *status = match (*status, plan) {
                     ("active", Plan::Moves) => "pre-switchover",
@@ -76,7 +76,7 @@ fn serve(
                     ("cancelling", _) => "cancelled",
                     (same, _) => same,
                 };
-                printed
+                progress
             }
             "qom-list" if question["arguments"]["path"] == "/machine/peripheral" => {
                 json!([{ "name": "far", "type": "child<usb-redir>" }])
@@ -96,7 +96,7 @@ fn serve(
                 json!({})
             }
             "migrate-continue" => {
-                let _ = say.send(Said::Stopped);
+                let _ = say.send(ScriptEvent::Stopped);
                 let _ = goes_on.recv();
                 *status = "completed";
                 json!({})
@@ -107,7 +107,7 @@ fn serve(
             }
             "quit" => {
                 writeln!(stream, "{}", json!({ "return": {}, "id": question["id"] }))?;
-                let _ = say.send(Said::Quit);
+                let _ = say.send(ScriptEvent::Quit);
                 let _ = goes_on.recv();
                 return Ok(());
             }
@@ -143,10 +143,10 @@ impl Machine {
         Self { attached: [zero, disk], disk: block, guest, client }
     }
 
-    fn monitor(&self, cluster: &Cluster, plan: Plan) -> (PathBuf, Receiver<Said>, Sender<()>) {
+    fn monitor(&self, cluster: &Cluster, plan: Plan) -> (PathBuf, Receiver<ScriptEvent>, Sender<()>) {
         let path = cluster.hosts[0].harness.path("qmp.sock");
-        let (printed, go_on) = monitor(&path, self.disk.clone(), plan);
-        (path, printed, go_on)
+        let (events, go_on) = monitor(&path, self.disk.clone(), plan);
+        (path, events, go_on)
     }
 
     fn assert_served(&mut self, cluster: &Cluster, id: u64) {
@@ -168,7 +168,7 @@ fn machine_and_its_devices_move_with_one_command() {
     let harness = Harness::new();
     let cluster = cluster(&harness);
     let mut machine = Machine::at_desk(&cluster);
-    let (path, printed, go_on) = machine.monitor(&cluster, Plan::Moves);
+    let (path, events, go_on) = machine.monitor(&cluster, Plan::Moves);
     let words = ["migrate-vm", path.to_str().unwrap(), "--to", "rack", "--uri", "tcp:rack:4444"];
     let checked = cluster.hosts[0].json(&[&words[..], &["--check", "--json"]].concat());
     assert_eq!(checked["process"], std::process::id());
@@ -186,11 +186,11 @@ fn machine_and_its_devices_move_with_one_command() {
     let stream = UnixStream::connect(&usb).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut command = cluster.hosts[0].start(&[&words[..], &["--json"]].concat());
-    while printed.recv_timeout(PATIENCE).unwrap() != Said::Stopped {}
+    while events.recv_timeout(PATIENCE).unwrap() != ScriptEvent::Stopped {}
     assert_eq!(states(&cluster), ["following", "following"], "they serve it until it leaves");
     assert_eq!(machine.guest.bulk(11, 0x81, 1000, Payload::Empty).length, 1000);
     go_on.send(()).unwrap();
-    while printed.recv_timeout(PATIENCE).unwrap() != Said::Quit {}
+    while events.recv_timeout(PATIENCE).unwrap() != ScriptEvent::Quit {}
     // They do not wait for the end of its QEMU, which goes on being connected.
     let Machine { attached, guest, client: mut here, .. } = machine;
     let Guest { stream: mut left, conn } = guest;
@@ -233,14 +233,14 @@ fn machine_stays_with_its_devices_when_qemu_fails_or_its_owner_cancels() {
     machine.assert_served(&cluster, 20);
 
     std::fs::remove_file(&path).unwrap();
-    let (path, printed, _go_on) = machine.monitor(&cluster, Plan::CopiesForEver);
+    let (path, events, _go_on) = machine.monitor(&cluster, Plan::CopiesForEver);
     let refused = run(&words(&path), &["--device", "zero"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("/disk, too, which is not named"), "{refused:?}");
     let nobody = run(&words(&path), &["--device", "printer"]);
     assert_eq!(nobody.code, Some(4), "{nobody:?}");
     let words = words(&path);
     let mut command = cluster.hosts[0].start(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(printed.recv_timeout(PATIENCE).unwrap(), Said::Copying);
+    assert_eq!(events.recv_timeout(PATIENCE).unwrap(), ScriptEvent::Copying);
     assert_eq!(states(&cluster), ["following", "following"]);
     command.signal(Signal::INT);
     assert_eq!(command.wait_for_shell_code(PATIENCE), 130, "{}", command.log());

@@ -35,7 +35,7 @@ struct Brought {
     packets: AtomicU64,
     is_suspended: AtomicBool,
     /// What its reader was told about its reservation, in order.
-    messages: Mutex<Vec<String>>,
+    reports: Mutex<Vec<String>>,
 }
 
 fn reservation(criticality: &str) -> farbus::reservation::ReservationRequest {
@@ -59,38 +59,38 @@ fn read(target: &DeviceTarget, criticality: &str, brought: &Brought, is_over: &A
     port.submit(Urb::control(UrbId(0), SetupPacket::set_configuration(1), Payload::Empty));
     assert_eq!(port.wait(None).unwrap().unwrap().status, UrbStatus::Ok);
     is_on();
-    let (mut id, mut wanted) = (1, VecDeque::new());
+    let (mut id, mut ids) = (1, VecDeque::new());
     let mut message = String::new();
     while !is_over.load(Ordering::Acquire) {
-        while (wanted.len() as u64) < DEPTH {
+        while (ids.len() as u64) < DEPTH {
             let mut urb = Urb::data_in(UrbId(id), EpAddr::from_byte(ISO_IN), PACKETS * PACKET_BYTES);
             let packet = |at| IsoPacket { offset: at * PACKET_BYTES, length: PACKET_BYTES, ..IsoPacket::default() };
             urb.iso = (0..PACKETS).map(packet).collect();
             urb.flags.iso_asap = true;
             urb.interval = 1;
             port.submit(urb);
-            wanted.push_back(id);
+            ids.push_back(id);
             id += 1;
         }
         if let Some(reserved) = status.reserved() {
             let now = format!("{:?}", reserved.state);
             brought.is_suspended.store(now == "Suspended", Ordering::Release);
             if now != message {
-                brought.messages.lock().unwrap().push(now.clone());
+                brought.reports.lock().unwrap().push(now.clone());
                 message = now;
             }
         }
         let Some(done) = port.wait(Some(port.now() + Duration::from_millis(50))).unwrap() else { continue };
-        assert_eq!((wanted.pop_front(), done.status), (Some(done.id.0), UrbStatus::Ok));
+        assert_eq!((ids.pop_front(), done.status), (Some(done.id.0), UrbStatus::Ok));
         let whole = done.iso.iter().filter(|packet| packet.status == UrbStatus::Ok && packet.actual == PACKET_BYTES);
         brought.packets.fetch_add(whole.count() as u64, Ordering::AcqRel);
     }
-    wanted.iter().for_each(|&id| port.cancel(UrbId(id)));
+    ids.iter().for_each(|&id| port.cancel(UrbId(id)));
     let until = Instant::now() + PATIENCE;
-    while !wanted.is_empty() {
+    while !ids.is_empty() {
         assert!(Instant::now() < until, "whatever was asked is answered");
         let done = port.wait(Some(port.now() + Duration::from_millis(50))).unwrap();
-        wanted.retain(|&id| done.as_ref().is_none_or(|done| done.id.0 != id));
+        ids.retain(|&id| done.as_ref().is_none_or(|done| done.id.0 != id));
     }
 }
 
@@ -104,7 +104,7 @@ fn reservations(harness: &Harness) -> Vec<Value> {
 /// What the exporter reports of the three streams of low criticality at one moment: the first admitted is suspended
 /// last, and restored first.
 fn assert_in_order(answers: &[Value]) {
-    let suspended: Vec<bool> = answers[..3].iter().map(|printed| printed["state"] == "suspended").collect();
+    let suspended: Vec<bool> = answers[..3].iter().map(|answer| answer["state"] == "suspended").collect();
     assert!(suspended.is_sorted(), "{answers:?}");
     assert_eq!(answers[3]["state"], "admitted", "{answers:?}");
 }
@@ -198,14 +198,14 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
         }));
         is_over.store(true, Ordering::Release);
         for (at, brought) in brought.iter().enumerate() {
-            println!("{}: told {:?}", names[at], brought.messages.lock().unwrap());
+            println!("{}: told {:?}", names[at], brought.reports.lock().unwrap());
         }
         if let Err(panic) = outcome {
             println!("{}", share.process.log());
             std::panic::resume_unwind(panic);
         }
     });
-    assert_eq!(*brought[3].messages.lock().unwrap(), ["Admitted"]);
+    assert_eq!(*brought[3].reports.lock().unwrap(), ["Admitted"]);
     wait_until(PATIENCE, "what nobody uses is reserved for nobody", || {
         reservations(&harness).iter().all(Value::is_null)
     });

@@ -110,8 +110,8 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
         disk.write_at(2 * MIB, &text()[..64 << 10]).unwrap();
         disk.flush().unwrap();
         drop(disk);
-        let reported = fs::read(image).unwrap();
-        assert!(reported[2 * MIB as usize..].starts_with(&text()[..64 << 10]), "what is written is in the image");
+        let stored = fs::read(image).unwrap();
+        assert!(stored[2 * MIB as usize..].starts_with(&text()[..64 << 10]), "what is written is in the image");
         way.take()
     };
     let plain = bytes(&["null"]);
@@ -226,10 +226,10 @@ fn request_waits_at_a_paused_module_until_it_is_resumed() {
     attach.wait_for_line("attached as ");
     assert_eq!(harness.run(&["module", "pause", &target]).code, Some(0));
     let file = File::open(at.join("disk.img")).unwrap();
-    let (reported, answers) = std::sync::mpsc::channel();
+    let (tell, answers) = std::sync::mpsc::channel();
     let reader = thread::spawn(move || {
         file.read_exact_at(&mut [0; 4096], 512 << 10).unwrap();
-        reported.send(()).unwrap();
+        tell.send(()).unwrap();
     });
     assert!(answers.recv_timeout(std::time::Duration::from_millis(500)).is_err(), "it waits");
     assert_eq!(harness.run(&["module", "resume", &target]).code, Some(0));

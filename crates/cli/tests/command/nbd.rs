@@ -405,9 +405,9 @@ fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
     }
     // Both flags, then EXPORT_NAME "" and a read of 512 bytes.
     good.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
-    let mut reported = [0; 10];
-    good.read_exact(&mut reported).unwrap();
-    assert_eq!(reported[..8], MIB.to_be_bytes());
+    let mut reply = [0; 10];
+    good.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..8], MIB.to_be_bytes());
     let mut request = [0x25, 0x60, 0x95, 0x13].to_vec();
     request.extend([0; 22]);
     request.extend([2, 0]);
@@ -422,7 +422,7 @@ fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
 #[test]
 fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     let harness = Harness::new();
-    for (arguments, code, reported) in [
+    for (arguments, code, part) in [
         (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
         (&["nbd", "disk:x"], 2, "try block:PATH or memory:SIZE"),
         (&["nbd", "memory:1M,offset=2M"], 1, "1048576"),
@@ -434,7 +434,7 @@ fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     ] {
         let outcome = harness.run(arguments);
         assert_eq!(outcome.code, Some(code), "{arguments:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(reported), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(part), "{arguments:?}: {outcome:?}");
     }
 }
 

@@ -89,20 +89,20 @@ impl Client {
 
     /// Writes a block; an error if the server has gone.
     pub fn try_write(&mut self, offset: usize, byte: u8) -> io::Result<()> {
-        let wanted = self.try_ask(WRITE, offset, BLOCK, &[byte; BLOCK])?;
-        assert_eq!(self.hear(0)?, (wanted, 0, Vec::new()));
+        let id = self.try_ask(WRITE, offset, BLOCK, &[byte; BLOCK])?;
+        assert_eq!(self.hear(0)?, (id, 0, Vec::new()));
         Ok(())
     }
 
     /// Writes a block. `false` if there was no answer yet when the disk was held still.
     pub fn write_unless(&mut self, is_held: impl Fn() -> bool, offset: usize, byte: u8) -> bool {
-        let wanted = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
+        let id = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
         self.stream.set_read_timeout(Some(A_WHILE)).unwrap();
         loop {
             let was_held = is_held();
             match self.hear(0) {
                 Ok(answer) => {
-                    assert_eq!(answer, (wanted, 0, Vec::new()));
+                    assert_eq!(answer, (id, 0, Vec::new()));
                     return true;
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
@@ -117,9 +117,9 @@ impl Client {
 
     /// The bytes of a block.
     pub fn read(&mut self, offset: usize) -> Vec<u8> {
-        let wanted = self.ask(READ, offset, BLOCK, &[]);
+        let id = self.ask(READ, offset, BLOCK, &[]);
         let (answered, error, data) = self.hear(BLOCK).unwrap();
-        assert_eq!((answered, error), (wanted, 0));
+        assert_eq!((answered, error), (id, 0));
         data
     }
 
@@ -129,14 +129,14 @@ impl Client {
 
     /// Flushes; an error if the server has gone.
     pub fn try_flush(&mut self) -> io::Result<()> {
-        let wanted = self.try_ask(FLUSH, 0, 0, &[])?;
-        assert_eq!(self.hear(0)?, (wanted, 0, Vec::new()));
+        let id = self.try_ask(FLUSH, 0, 0, &[])?;
+        assert_eq!(self.hear(0)?, (id, 0, Vec::new()));
         Ok(())
     }
 
     pub fn assert_reads(&mut self, offset: usize, byte: u8) {
-        let wanted = self.ask(READ, offset, BLOCK, &[]);
-        assert!(self.hear(BLOCK).unwrap() == (wanted, 0, vec![byte; BLOCK]), "{byte} at {offset}");
+        let id = self.ask(READ, offset, BLOCK, &[]);
+        assert!(self.hear(BLOCK).unwrap() == (id, 0, vec![byte; BLOCK]), "{byte} at {offset}");
     }
 
     /// Asserts that no answer comes for a while.
@@ -214,16 +214,16 @@ fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
     let mut client = Client::connect(&socket);
     // The migration failed before the disk left; a request made meanwhile is answered.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
-    let wanted = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
+    let id = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert_eq!(client.hear(0).unwrap(), (wanted, 0, Vec::new()));
+    assert_eq!(client.hear(0).unwrap(), (id, 0, Vec::new()));
     // Held and resumed, without a migration.
     desk.ok(&["hold", "disk"]);
-    let wanted = client.ask(READ, 0, BLOCK, &[]);
+    let id = client.ask(READ, 0, BLOCK, &[]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert!(client.hear(BLOCK).unwrap() == (wanted, 0, vec![7; BLOCK]));
+    assert!(client.hear(BLOCK).unwrap() == (id, 0, vec![7; BLOCK]));
     // The disk left, and the successor never comes: a client that connects here meanwhile waits, and continues.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     drop(client);
@@ -331,7 +331,7 @@ fn several_disks_migrate_all_or_none() {
     let (_stuck, stuck) = cluster.lend(0, "c", "nbd", &["--module", "pause"]);
     let mut stuck = Client::connect(&stuck);
     desk.ok(&["module", "pause", "c"]);
-    let wanted = stuck.ask(WRITE, 0, BLOCK, &[9; BLOCK]);
+    let id = stuck.ask(WRITE, 0, BLOCK, &[9; BLOCK]);
     let migrate = |names: &[&str], more: &[&str]| desk.run(&[&["migrate"], names, &["--to", "rack"], more].concat());
     let mut assert_none = |what: &str| {
         for name in names {
@@ -355,7 +355,7 @@ fn several_disks_migrate_all_or_none() {
     assert!(migrate(&["a", "a"], &[]).stderr.contains("named twice"));
     assert_none("it is asked wrongly");
     desk.ok(&["module", "resume", "c"]);
-    assert_eq!(stuck.hear(0).unwrap(), (wanted, 0, Vec::new()), "what did not end was not lost");
+    assert_eq!(stuck.hear(0).unwrap(), (id, 0, Vec::new()), "what did not end was not lost");
 
     let answer = desk.json(&["migrate", "a", "b", "--to", "rack", "--json"]);
     let machines = [0, 1].map(|at| answer["devices"][at]["machine"].clone());
@@ -480,10 +480,10 @@ fn a_daemon_is_not_replaced_while_a_disk_is_on_its_way() {
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     let refused = desk.run(&["daemon", "restart"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("try again"), "{refused:?}");
-    let wanted = client.ask(READ, 0, BLOCK, &[]);
+    let id = client.ask(READ, 0, BLOCK, &[]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
-    assert!(client.hear(BLOCK).unwrap() == (wanted, 0, vec![5; BLOCK]), "and nothing was lost by that");
+    assert!(client.hear(BLOCK).unwrap() == (id, 0, vec![5; BLOCK]), "and nothing was lost by that");
     let _later = Later::of(&desk.json(&["daemon", "restart", "--json"]));
     client.assert_reads(0, 5);
 }

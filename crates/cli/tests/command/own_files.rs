@@ -77,15 +77,15 @@ fn a_disk_that_does_not_answer_keeps_no_other_test_from_starting_a_program() {
     if !has_fuse() {
         return;
     }
-    let (reported, is_told) = channel();
-    let (printed, heard) = channel();
+    let (tell, is_told) = channel();
+    let (tell_started, heard) = channel();
     let (entered, is_entered) = channel();
     // As another test does: it has a table of its own before this one opens its file.
     thread::spawn(move || {
         own_network::enter();
         entered.send(()).unwrap();
         is_told.recv().unwrap();
-        let _ = printed.send(Command::new("true").status().unwrap().success());
+        let _ = tell_started.send(Command::new("true").status().unwrap().success());
     });
     is_entered.recv().unwrap();
     let harness = Harness::new();
@@ -97,7 +97,7 @@ fn a_disk_that_does_not_answer_keeps_no_other_test_from_starting_a_program() {
     // Dropped before what waits for it.
     let answers = answers;
     file.write_all_at(&[7; 4096], 0).unwrap();
-    reported.send(()).unwrap();
+    tell.send(()).unwrap();
     let started = heard.recv_timeout(PATIENCE);
     drop(answers);
     assert_eq!(started, Ok(true), "the other test's program waits for this test's disk");

@@ -244,7 +244,7 @@ fn each_way_to_fail_has_its_exit_code() {
     let share = harness.share(&["zero"]);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let missing = harness.path("no such image");
-    for (code, arguments, printed) in [
+    for (code, arguments, part) in [
         (1, &["share", &format!("disk:{}", missing.display())][..], "there is no such file"),
         (1, &["share", "zero", "--listen", &share.address], "another share"),
         (1, &["share", "zero", "--listen", "not an address"], "no address to listen at"),
@@ -256,7 +256,7 @@ fn each_way_to_fail_has_its_exit_code() {
         (6, &["attach", &share.target("zero"), "--via", "fuse"], "is no disk"),
     ] {
         let outcome = harness.run(arguments);
-        assert!(outcome.code == Some(code) && outcome.stderr.contains(printed), "{arguments:?}: {outcome:?}");
+        assert!(outcome.code == Some(code) && outcome.stderr.contains(part), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.lines().any(|line| line.starts_with("farbus: ")), "{outcome:?}");
     }
 }

@@ -516,7 +516,7 @@ fn every_route_that_is_described_is_there_and_answers_as_described() {
     let page = open_page(&harness);
     assert_eq!(act(&page, "detach", &json!({ "device": "nothing" })).0, 404, "an operation, and a line of the log");
     let description = get(&page, "/api/v1/openapi.json");
-    let mut wanted = 0;
+    let mut count = 0;
     for (path, methods) in description["paths"].as_object().unwrap() {
         let at = match path.as_str() {
             "/device/{id}" => format!("/device/{}?name=zero", get(&page, "/api/v1/status")[0]["pid"]),
@@ -545,7 +545,7 @@ fn every_route_that_is_described_is_there_and_answers_as_described() {
             assert_eq!(reply.status, expected, "{path}: {reply:?}");
             check(&page, "get", &at, &reply);
         }
-        wanted += 1;
+        count += 1;
     }
-    assert!(wanted >= 41, "{wanted}");
+    assert!(count >= 41, "{count}");
 }

@@ -25,8 +25,9 @@ pub fn open_page(harness: &Harness) -> (Running, String) {
 /// The browser's only complaints are `count` answers with an error to this action.
 pub fn assert_complaints_of(browser: &Browser, action: &str, count: usize) {
     let complaints = browser.complaints();
-    let is_it = |printed: &&String| printed.contains(&format!("/api/v1/actions/{action} - Failed to load resource"));
-    assert!(complaints.iter().all(|printed| is_it(&printed)) && complaints.len() == count, "{complaints:?}");
+    let is_it =
+        |complaint: &&String| complaint.contains(&format!("/api/v1/actions/{action} - Failed to load resource"));
+    assert!(complaints.iter().all(|complaint| is_it(&complaint)) && complaints.len() == count, "{complaints:?}");
 }
 
 fn now_ms() -> f64 {
@@ -275,8 +276,8 @@ fn name_that_an_attacker_leads_to_the_page_reads_nothing() {
         browser.open(&format!("{rebound}{path}"));
         let seen = browser.script("return document.documentElement.textContent");
         assert!(seen.as_str().unwrap().contains("this page is at localhost alone"), "{path}: {seen}");
-        let wanted = format!("fetch('{path}').then((answer) => answer.text()).then(done, (error) => done('' + error))");
-        let read = browser.script_with_done(&wanted);
+        let script = format!("fetch('{path}').then((answer) => answer.text()).then(done, (error) => done('' + error))");
+        let read = browser.script_with_done(&script);
         assert!(!read.as_str().unwrap().contains("secret-zero"), "{path}: {read}");
     }
     browser.open(&rebound);

@@ -59,8 +59,8 @@ fn programs_label_find_lease_and_look_up_devices_through_the_page() {
     answer(&at_desk, "lease-extend", &json!({ "device": "lab3/zero", "for": "3h" }));
     answer(&at_desk, "lease-release", &json!({ "device": "lab3/zero" }));
 
-    let reported = answer(&at_desk, "status-of", &json!({ "host": "lab3" }));
-    assert!(reported.to_string().contains("zero"), "{reported}");
+    let status = answer(&at_desk, "status-of", &json!({ "host": "lab3" }));
+    assert!(status.to_string().contains("zero"), "{status}");
     assert_eq!(answer(&at_lab3, "id", &json!({}))["name"], "lab3");
     let known = answer(&at_lab3, "identity-list", &json!({}));
     assert!(known.to_string().contains("zero"), "{known}");

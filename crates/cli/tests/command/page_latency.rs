@@ -44,21 +44,21 @@ fn latency_of_each_second_is_drawn_and_told_while_a_disk_is_read_and_without_a_r
     read();
     browser.wait_for(&format!("Number(document.querySelector('#latency-history').dataset.shown) > {shown}"));
     assert_eq!(browser.script("return window.isTheSame"), true, "it was not loaded again");
-    let reported = browser.script("return document.querySelector('#latency-history table').textContent");
+    let table = browser.script("return document.querySelector('#latency-history table').textContent");
     for word in ["All", "Network", "Exporter", "Device", "99.9 %", "µs"] {
-        assert!(reported.as_str().unwrap().contains(word), "{word}: {reported}");
+        assert!(table.as_str().unwrap().contains(word), "{word}: {table}");
     }
-    let wanted = format!("fetch('/api/v1/latency/{device}').then((answer) => answer.json()).then(done)");
-    let printed = browser.script_with_done(&wanted);
+    let script = format!("fetch('/api/v1/latency/{device}').then((answer) => answer.json()).then(done)");
+    let answer = browser.script_with_done(&script);
     let description =
         browser.script_with_done("fetch('/api/v1/openapi.json').then((answer) => answer.json()).then(done)");
     let is_described =
-        Description(description).check("/api/v1/latency/{id}", "get", 200, "application/json", &printed.to_string());
+        Description(description).check("/api/v1/latency/{id}", "get", 200, "application/json", &answer.to_string());
     assert_eq!(is_described, Ok(()));
-    let seconds = printed["seconds"].as_array().unwrap();
-    assert!(seconds.len() >= 2 && seconds.iter().all(|second| second["timed"].as_u64() > Some(0)), "{printed}");
+    let seconds = answer["seconds"].as_array().unwrap();
+    assert!(seconds.len() >= 2 && seconds.iter().all(|second| second["timed"].as_u64() > Some(0)), "{answer}");
     let of = |percentile: &str| seconds[0]["all_us"][percentile].as_f64().unwrap();
-    assert!(0.0 < of("p50") && of("p50") <= of("p99") && of("p99") <= of("p999"), "{printed}");
+    assert!(0.0 < of("p50") && of("p50") <= of("p99") && of("p99") <= of("p999"), "{answer}");
     for scheme in ["light", "dark"] {
         browser.prefer(scheme);
         browser.resize(900, 1700);

@@ -98,7 +98,7 @@ struct Way {
     address: SocketAddr,
     host: String,
     tls: TlsConnector,
-    locations: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Way {
@@ -107,14 +107,14 @@ impl Way {
             address: (Ipv4Addr::LOCALHOST, page.site.port).into(),
             host: page.site.host(),
             tls: TlsConnector::from(page.site.config()),
-            locations: Arc::new(Semaphore::new(AT_ONCE)),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
         }
     }
 
     /// A connection that has asked for this path, with the beginning of the answer; `None`: it was closed. One that
     /// does not read has a small buffer.
     async fn ask(&self, path: &str, token: &str, reads: bool) -> Option<(TlsStream<TcpStream>, Vec<u8>)> {
-        let _place = self.locations.acquire().await.unwrap();
+        let _place = self.permits.acquire().await.unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         if !reads {
             socket.set_recv_buffer_size(4096).unwrap();
@@ -154,11 +154,11 @@ async fn follow(
     let mut last = 0;
     loop {
         let now = round.load(Ordering::Acquire);
-        let printed = String::from_utf8_lossy(&text);
+        let events = String::from_utf8_lossy(&text);
         let is_told = match kind {
-            Kind::View => printed.contains(&format!("changed {now}<")) || printed.contains("event: reload"),
-            Kind::Table => printed.contains("event: status"),
-            Kind::Journal => printed.contains(&format!("\"devices\":{}", DEVICES + now)),
+            Kind::View => events.contains(&format!("changed {now}<")) || events.contains("event: reload"),
+            Kind::Table => events.contains("event: status"),
+            Kind::Journal => events.contains(&format!("\"devices\":{}", DEVICES + now)),
         };
         if is_told && now > last {
             last = now;
@@ -191,8 +191,8 @@ impl Readers {
         self.round.store(round, Ordering::Release);
         let mut took = Vec::new();
         while took.len() < self.readers {
-            let reported = timeout(PATIENCE, self.receiver.recv()).await;
-            let (of, at) = reported.unwrap_or_else(|_| panic!("{} of {} were told", took.len(), self.readers)).unwrap();
+            let received = timeout(PATIENCE, self.receiver.recv()).await;
+            let (of, at) = received.unwrap_or_else(|_| panic!("{} of {} were told", took.len(), self.readers)).unwrap();
             assert_eq!(of, round, "a reader lost its connection, or was told twice");
             took.push(at.duration_since(changed));
         }

@@ -87,7 +87,7 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
     assert!(readings[0].starts_with("All ") && readings[0].ends_with(last), "{readings:?}");
 
     // The mouse stands on the second 30.
-    let location = |number: u64| {
+    let point = |number: u64| {
         let script = format!(
             "{PLOTS} return [over.left + boxes[0].plot.valToPos(boxes[0].plot.data[0][{number}], 'x'), over.top + 40]"
         );
@@ -96,7 +96,7 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
     };
     let to = |(x, y): (f64, f64)| json!({ "type": "pointerMove", "duration": 0, "x": x, "y": y });
     let (down, up) = (json!({ "type": "pointerDown", "button": 0 }), json!({ "type": "pointerUp", "button": 0 }));
-    browser.mouse(&[to(location(30))]);
+    browser.mouse(&[to(point(30))]);
     browser.wait_for("document.querySelector('#reading-latency-all').textContent.includes('median 100 µs')");
     let readings = texts(&browser, "#latency-plots figcaption");
     assert!(readings[1].ends_with("median 10 µs, 99 % 30 µs, 99.9 % 100 µs"), "of the same second: {readings:?}");
@@ -104,7 +104,7 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
 
     let whole = shown(&browser);
     assert_eq!(whole.1 - whole.0, 180.0);
-    browser.mouse(&[to(location(30)), down.clone(), to(location(45)), to(location(60)), up.clone()]);
+    browser.mouse(&[to(point(30)), down.clone(), to(point(45)), to(point(60)), up.clone()]);
     browser.wait_for("!document.querySelector('#latency-plots .legend > button:last-child').hidden");
     let enlarged = shown(&browser);
     assert!((enlarged.1 - enlarged.0 - 30.0).abs() < 1.0, "{enlarged:?}");
@@ -115,7 +115,7 @@ fn plot_of_latency_is_read_enlarged_and_reset_with_the_mouse_and_a_line_is_left_
     let first = browser.script(&format!("{PLOTS} return boxes[0].plot.data[0][0]")).as_f64().unwrap();
     assert_eq!(first, drawn[0][1].as_f64().unwrap(), "the second 1 is drawn where it was");
     browser.keep_picture("plots-latency-enlarged");
-    browser.mouse(&[to(location(40)), down.clone(), up.clone(), down.clone(), up.clone()]);
+    browser.mouse(&[to(point(40)), down.clone(), up.clone(), down.clone(), up.clone()]);
     browser.wait_for("document.querySelector('#latency-plots .legend > button:last-child').hidden");
     assert_eq!(shown(&browser), (whole.0 + 1.0, whole.1 + 1.0));
 

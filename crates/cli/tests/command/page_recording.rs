@@ -52,8 +52,8 @@ fn a_recording_is_begun_downloaded_and_ended_on_the_page_of_its_device() {
     browser.script(&format!("{end}.click()"));
     // What ends is asked about, for others may have begun it.
     browser.wait_for("document.getElementById('sure').open");
-    let printed = browser.script("return document.getElementById('sure').textContent");
-    assert!(printed.as_str().unwrap().contains("This ends what page has begun: farbus observe"), "{printed}");
+    let warning = browser.script("return document.getElementById('sure').textContent");
+    assert!(warning.as_str().unwrap().contains("This ends what page has begun: farbus observe"), "{warning}");
     browser.script("document.getElementById('sure-yes').click()");
     browser.wait_for("document.querySelector('#recordings li').textContent.includes('has ended')");
     let left = browser.script(

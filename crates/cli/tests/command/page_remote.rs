@@ -441,8 +441,8 @@ fn one_who_may_look_sees_no_button_and_until_when_and_signs_out() {
         browser.wait_for(&format!("document.querySelector('#facts').textContent.includes('Place{scope}')"));
         assert_eq!(browser.script(buttons), seen, "{scope}");
         let answer = browser.script("return document.querySelector('#viewer').textContent");
-        let printed = answer.as_str().unwrap();
-        assert!(printed.contains(&format!("token {scope} may look")) && printed.contains(", until 20"), "{printed}");
+        let line = answer.as_str().unwrap();
+        assert!(line.contains(&format!("token {scope} may look")) && line.contains(", until 20"), "{line}");
         assert_accessible(&browser, &format!("a device for scope {scope}"));
         browser.keep_picture(&format!("device-scope-{scope}"));
         let listed = harness.json(&["page", "token", "list", "--json"]);

@@ -109,8 +109,8 @@ fn a_name_that_an_attacker_leads_to_the_page_over_tls_reads_nothing() {
         browser.open(&format!("{rebound}{path}"));
         let seen = browser.script("return document.documentElement.textContent");
         assert!(seen.as_str().unwrap().contains("this page has another name"), "{path}: {seen}");
-        let wanted = format!("fetch('{path}').then((answer) => answer.text()).then(done, (error) => done('' + error))");
-        let read = browser.script_with_done(&wanted);
+        let script = format!("fetch('{path}').then((answer) => answer.text()).then(done, (error) => done('' + error))");
+        let read = browser.script_with_done(&script);
         assert!(!read.as_str().unwrap().contains("secret-zero"), "{path}: {read}");
     }
     browser.open(&rebound);

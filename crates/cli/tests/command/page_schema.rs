@@ -40,42 +40,43 @@ impl Description {
         {
             return Err(format!("'{name}' is not described"));
         }
-        for (word, printed) in words {
+        for (word, constraint) in words {
             let is_kept = match word.as_str() {
                 "$ref" => {
-                    let at = printed.as_str().and_then(|printed| printed.strip_prefix('#')).ok_or("a reference")?;
+                    let at =
+                        constraint.as_str().and_then(|constraint| constraint.strip_prefix('#')).ok_or("a reference")?;
                     self.fits(self.0.pointer(at).ok_or_else(|| format!("no {at}"))?, value)?;
                     true
                 }
                 "anyOf" => {
-                    let all = printed.as_array().ok_or("anyOf")?;
+                    let all = constraint.as_array().ok_or("anyOf")?;
                     let fits: Vec<_> = all.iter().map(|schema| self.fits(schema, value)).collect();
                     if fits.iter().all(Result::is_err) {
-                        return Err(format!("none of {printed}: {fits:?}"));
+                        return Err(format!("none of {constraint}: {fits:?}"));
                     }
                     true
                 }
                 "oneOf" => {
-                    let all = printed.as_array().ok_or("oneOf")?;
+                    let all = constraint.as_array().ok_or("oneOf")?;
                     all.iter().filter(|schema| self.fits(schema, value).is_ok()).count() == 1
                 }
-                "const" => printed == value,
-                "type" => match printed {
+                "const" => constraint == value,
+                "type" => match constraint {
                     Value::Array(kinds) => kinds.iter().any(|kind| is_of(kind, value)),
                     kind => is_of(kind, value),
                 },
-                "enum" => printed.as_array().is_some_and(|all| all.contains(value)),
-                "minimum" => value.as_f64().zip(printed.as_f64()).is_none_or(|(value, least)| value >= least),
-                "maximum" => value.as_f64().zip(printed.as_f64()).is_none_or(|(value, most)| value <= most),
-                "required" => printed.as_array().into_iter().flatten().all(|name| {
+                "enum" => constraint.as_array().is_some_and(|all| all.contains(value)),
+                "minimum" => value.as_f64().zip(constraint.as_f64()).is_none_or(|(value, least)| value >= least),
+                "maximum" => value.as_f64().zip(constraint.as_f64()).is_none_or(|(value, most)| value <= most),
+                "required" => constraint.as_array().into_iter().flatten().all(|name| {
                     value.as_object().is_none_or(|object| name.as_str().is_some_and(|name| object.contains_key(name)))
                 }),
                 "items" => {
-                    value.as_array().into_iter().flatten().try_for_each(|item| self.fits(printed, item))?;
+                    value.as_array().into_iter().flatten().try_for_each(|item| self.fits(constraint, item))?;
                     true
                 }
                 "properties" => {
-                    for (name, schema) in printed.as_object().into_iter().flatten() {
+                    for (name, schema) in constraint.as_object().into_iter().flatten() {
                         if let Some(value) = value.get(name) {
                             self.fits(schema, value).map_err(|why| format!("{name}: {why}"))?;
                         }
@@ -85,7 +86,7 @@ impl Description {
                 "additionalProperties" => {
                     let further = value.as_object().into_iter().flatten().filter(|(name, _)| !is_known(name));
                     for (name, value) in further {
-                        self.fits(printed, value).map_err(|why| format!("{name}: {why}"))?;
+                        self.fits(constraint, value).map_err(|why| format!("{name}: {why}"))?;
                     }
                     true
                 }
@@ -93,7 +94,7 @@ impl Description {
                 other => return Err(format!("the schema says '{other}'")),
             };
             if !is_kept {
-                return Err(format!("not {word} {printed}: {value}"));
+                return Err(format!("not {word} {constraint}: {value}"));
             }
         }
         Ok(())

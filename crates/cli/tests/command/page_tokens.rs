@@ -177,7 +177,7 @@ fn lines_of_chapter() -> Vec<(String, String)> {
     let typed = text.lines().filter_map(|line| line.strip_prefix("    $ "));
     typed
         .map(|line| line.split_once("  # ").unwrap_or((line, "")))
-        .map(|(line, printed)| (line.into(), printed.into()))
+        .map(|(line, comment)| (line.into(), comment.into()))
         .collect()
 }
 

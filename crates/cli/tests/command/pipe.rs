@@ -166,12 +166,12 @@ fn program_output_and_pipe_report_are_not_mixed() {
         harness.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
     };
     const HELLO: &str = "echo hello; exec cat >/dev/null";
-    let reported = run(&["--json", "--program", HELLO]);
-    let outcome = object(&reported.stdout);
-    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{reported:?}");
-    assert!(reported.stderr.lines().any(|line| line == "hello"), "{reported:?}");
+    let finished = run(&["--json", "--program", HELLO]);
+    let outcome = object(&finished.stdout);
+    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{finished:?}");
+    assert!(finished.stderr.lines().any(|line| line == "hello"), "{finished:?}");
     // Whether the pipe was in time depends on the machine; the output is one JSON object in either case.
-    assert_eq!(outcome["is_kept"] == true, reported.code == Some(0), "{reported:?}");
+    assert_eq!(outcome["is_kept"] == true, finished.code == Some(0), "{finished:?}");
     let report = harness.path("report.json");
     let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
     assert_eq!(printed.stdout, "hello", "{printed:?}");
@@ -317,6 +317,6 @@ fn rate_that_the_device_did_not_send_was_not_tried() {
     let here = run(&["--here", "can,traffic=10"], &["--json"]);
     let outcome = object(&here.stdout);
     assert_eq!(outcome["is_tried"], false, "{outcome}");
-    let reported = outcome["not_promised"].as_array().unwrap();
-    assert!(reported.iter().all(|what| !what.as_str().unwrap().contains(UNRESERVED)), "{outcome}");
+    let not_promised = outcome["not_promised"].as_array().unwrap();
+    assert!(not_promised.iter().all(|what| !what.as_str().unwrap().contains(UNRESERVED)), "{outcome}");
 }

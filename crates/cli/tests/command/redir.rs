@@ -356,13 +356,13 @@ fn redir_at_a_tcp_address_works_and_warns_that_it_has_no_encryption() {
 #[test]
 fn option_of_another_front_end_is_refused_with_that_front_end() {
     let harness = Harness::new();
-    for (arguments, printed) in [
+    for (arguments, part) in [
         (["--via", "fuse", "--socket", "x"], "--via redir"),
         (["--via", "redir", "--at", "x"], "--via fuse"),
         (["--via", "redir", "--listen", "lab3"], "no address to listen at"),
     ] {
         let outcome = harness.run(&[&["attach", "127.0.0.1:1/zero"], &arguments[..]].concat());
-        assert!(outcome.code == Some(1) && outcome.stderr.contains(printed), "{outcome:?}");
+        assert!(outcome.code == Some(1) && outcome.stderr.contains(part), "{outcome:?}");
     }
     let share = harness.share(&["zero"]);
     let (_attach, socket) = lend(&harness, &share, "zero");

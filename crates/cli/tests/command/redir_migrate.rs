@@ -50,8 +50,8 @@ fn guest_migrates_and_back_with_its_pending_requests() {
         let (successor, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
         // The destination connects first, and receives nothing yet.
         let mut there = arrive(&socket);
-        let printed = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
-        assert!(printed.contains("migrate its virtual machine"), "{printed}");
+        let output = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
+        assert!(output.contains("migrate its virtual machine"), "{output}");
         let twice = from.run(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
         assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
         // The source sends until it is stopped, with half a packet at the end.
@@ -225,8 +225,8 @@ fn device_that_follows_serves_its_guest_until_it_leaves_and_sends_elsewhere_what
         let (successor, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
         let there = UnixStream::connect(&socket).unwrap();
         there.set_read_timeout(Some(PATIENCE)).unwrap();
-        let printed = from.ok(&["migrate", "lab3/zero", "--to", rack, "--with-machine"]);
-        assert!(printed.contains("when its machine leaves"), "{printed}");
+        let output = from.ok(&["migrate", "lab3/zero", "--to", rack, "--with-machine"]);
+        assert!(output.contains("when its machine leaves"), "{output}");
         let status = attached(from, "zero");
         assert_eq!((&status["state"], &status["processes"][0]), (&"following".into(), &std::process::id().into()));
         for command in [&["migrate", "zero", "--to", rack, "--with-machine"][..], &["hold", "zero"]] {

@@ -93,13 +93,13 @@ fn paired_host_reserves_low_freely_and_high_only_with_permission() {
     let stands = reservation(&lab3.json(&["status", "--json"]), "memory");
     assert_eq!((&stands["state"], &stands["criticality"]), (&"admitted".into(), &"low".into()), "{stands}");
     assert!(stands["bus"].is_null() && stands["path_bits_per_s"].as_u64() > Some(16_000_000), "{stands}");
-    let reported = desk.json(&["status", "--json"]).to_string();
-    assert!(reported.contains("\"admitted\""), "its user is told as well: {reported}");
+    let status = desk.json(&["status", "--json"]).to_string();
+    assert!(status.contains("\"admitted\""), "its user is told as well: {status}");
     desk.ok(&["detach"]);
     assert_eq!(low.wait_for_end(PATIENCE), Some(0), "{}", low.log());
 
-    let printed = lab3.ok(&["allow", "desk", "memory", "--reserve-high"]);
-    assert!(printed.contains("desk may reserve with high criticality: memory"), "{printed}");
+    let output = lab3.ok(&["allow", "desk", "memory", "--reserve-high"]);
+    assert!(output.contains("desk may reserve with high criticality: memory"), "{output}");
     assert!(lab3.ok(&["peers"]).contains("memory; reserve high: memory"));
     let mut high = mount.has(&["--reserve", HIGH]);
     let stands = reservation(&lab3.json(&["status", "--json"]), "memory");

@@ -18,10 +18,10 @@ fn every_reader_of_a_disk_is_shown_with_its_mode_here_and_in_lists() {
     let (_other, _) = cluster.lend(1, "disk", "nbd", &["--mode", "read"]);
     let status = cluster.exporter.ok(&["status"]);
     let list = cluster.hosts[0].ok(&["list", "lab3"]);
-    for reported in [&status, &list] {
+    for text in [&status, &list] {
         for reader in ["desk (127.0.0.1:", "rack (127.0.0.1:"] {
-            let line = reported.lines().find(|line| line.contains(reader));
-            assert!(line.is_some_and(|line| line.contains("in use, read")), "{reader} in\n{reported}");
+            let line = text.lines().find(|line| line.contains(reader));
+            assert!(line.is_some_and(|line| line.contains("in use, read")), "{reader} in\n{text}");
         }
     }
     let listed = cluster.hosts[1].json(&["list", "lab3", "--json"])[0].clone();
@@ -51,8 +51,8 @@ fn held_device_and_one_on_its_way_are_shown_as_such_at_both_ends() {
     wait_until(PATIENCE, "it is on its way", || state_here() == "handed over");
     wait_until(PATIENCE, "it is on its way", || there()["successor"] == "rack");
     assert_eq!(there()["state"], "in use");
-    let reported = cluster.exporter.ok(&["status"]);
-    assert!(reported.contains("handed over") && reported.contains("disk: waits for rack"), "{reported}");
+    let status = cluster.exporter.ok(&["status"]);
+    assert!(status.contains("handed over") && status.contains("disk: waits for rack"), "{status}");
     let released = cluster.exporter.run(&["release", "disk", "--force", "--reason", "the disk is needed here"]);
     assert_eq!(released.code, Some(0), "{released:?}");
     attach.assert_logged("released by its owner: the disk is needed here");

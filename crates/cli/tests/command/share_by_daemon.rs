@@ -47,7 +47,7 @@ fn device(harness: &Harness, name: &str) -> Value {
     devices.iter().find(|device| device["name"] == name).cloned().unwrap_or_default()
 }
 
-fn printed(outcome: &Outcome, code: i32, part: &str) {
+fn assert_ended(outcome: &Outcome, code: i32, part: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
 }
@@ -148,7 +148,7 @@ fn a_program_reads_one_value_when_it_is_shared_by_a_process_of_its_own_and_by_a_
         "{answer}"
     );
     assert_eq!(names(&daemon.address), ["k", "zero"]);
-    printed(&harness.run(&["unshare", "zero"]), 0, "not shared any more: zero");
+    assert_ended(&harness.run(&["unshare", "zero"]), 0, "not shared any more: zero");
     assert_eq!(command.wait_for_end(PATIENCE), Some(0));
     assert!(!command.has_line_before_its_end("") && command.log().contains("somebody else ended this share"));
 }
@@ -160,15 +160,15 @@ fn kept_device_survives_reload_and_is_unshared_when_nobody_uses_it_or_by_force()
     let (daemon, _) = daemon(&harness, KEYBOARD);
     let kept = harness.json(&["share", &format!("disk:{}", image.display()), "--keep", "--json"]);
     assert_eq!((&kept["devices"][0]["name"], &kept["saved"]), (&json!("disk"), &Value::Null), "{kept}");
-    printed(&harness.run(&["daemon", "reload"]), 0, "nothing changed");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "nothing changed");
     assert_eq!(names(&daemon.address), ["k", "disk"]);
     let used = client::open_disk(&daemon.library_target("disk")).unwrap();
-    printed(&harness.run(&["unshare", "disk"]), 3, "farbus unshare disk --force");
+    assert_ended(&harness.run(&["unshare", "disk"]), 3, "farbus unshare disk --force");
     assert_eq!(names(&daemon.address), ["k", "disk"]);
-    printed(&harness.run(&["unshare", "disk", "--force"]), 0, "not shared any more: disk");
+    assert_ended(&harness.run(&["unshare", "disk", "--force"]), 0, "not shared any more: disk");
     assert_eq!(names(&daemon.address), ["k"]);
     drop(used);
-    printed(&harness.run(&["unshare", "disk"]), 4, "farbus status");
+    assert_ended(&harness.run(&["unshare", "disk"]), 4, "farbus status");
 
     // Another command ends the share of one that runs.
     let mut command = Running::start(harness.command(&["share", "zero"]));
@@ -179,14 +179,14 @@ fn kept_device_survives_reload_and_is_unshared_when_nobody_uses_it_or_by_force()
     assert_eq!(command.wait_for_end(PATIENCE), Some(0));
 
     // What the configuration asks for comes back with a reload.
-    printed(&harness.run(&["unshare", "k"]), 0, "until the next 'farbus daemon reload'");
+    assert_ended(&harness.run(&["unshare", "k"]), 0, "until the next 'farbus daemon reload'");
     assert_eq!(names(&daemon.address), [""; 0]);
-    printed(&harness.run(&["daemon", "reload"]), 0, "added [k]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [k]");
     assert_eq!(names(&daemon.address), ["k"]);
 
     // A share of its own is no daemon's.
     let own = harness.share(&["serial"]);
-    printed(&harness.run(&["unshare", "serial"]), 3, "Ctrl-C there");
+    assert_ended(&harness.run(&["unshare", "serial"]), 3, "Ctrl-C there");
     assert_eq!(names(&own.address), ["serial"]);
 }
 
@@ -199,13 +199,13 @@ fn saved_device_is_in_the_configuration_and_shared_by_the_next_daemon() {
     // A relative path is meant from where the command was typed.
     let mut command = harness.command(&["share", "disk:image,sector=4096,name=backup", "--save"]);
     command.current_dir(harness.path(""));
-    printed(&finish(command, PATIENCE), 0, "saved in ");
+    assert_ended(&finish(command, PATIENCE), 0, "saved in ");
     let after = fs::read_to_string(&path).unwrap();
     let entry = format!("\n[[share]]\nwhat = \"disk:{},sector=4096\"\nname = \"backup\"\n", image.display());
     assert_eq!(after, format!("{before}{entry}"), "everything else stays as it was");
     let identity = device(&harness, "backup")["identity"].clone();
     let used = client::open_disk(&daemon.library_target("backup")).unwrap();
-    printed(&harness.run(&["daemon", "reload"]), 0, "added [backup]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [backup]");
     assert_eq!(device(&harness, "backup")["state"], "in use", "its user noticed nothing");
     drop(used);
     daemon.process.signal(Signal::TERM);
@@ -217,10 +217,10 @@ fn saved_device_is_in_the_configuration_and_shared_by_the_next_daemon() {
     // A file that cannot take the entry, and one that cannot be written, are left alone, and nothing is shared.
     fs::write(&path, "share = [{what = 'keyboard', name = 'k'}]").unwrap();
     let refused = harness.run(&["share", "zero", "--save"]);
-    printed(&refused, 1, "add it by hand");
+    assert_ended(&refused, 1, "add it by hand");
     assert_eq!(fs::read_to_string(&path).unwrap(), "share = [{what = 'keyboard', name = 'k'}]");
     fs::rename(&path, harness.path("away")).unwrap();
-    printed(&harness.run(&["share", "zero", "--save"]), 1, "--keep");
+    assert_ended(&harness.run(&["share", "zero", "--save"]), 1, "--keep");
     assert_eq!(names(&next.address), ["k", "backup"]);
 }
 
@@ -230,10 +230,10 @@ fn restarted_daemon_goes_on_with_the_shares_of_commands() {
     let [kept, leased] = ["kept", "leased"].map(|name| harness.image(name, MIB));
     let (mut daemon, _) = daemon(&harness, KEYBOARD);
     let [keep, lease] = [&kept, &leased].map(|path| format!("disk:{}", path.display()));
-    printed(&harness.run(&["share", &keep, "--keep"]), 0, "farbus unshare disk");
+    assert_ended(&harness.run(&["share", &keep, "--keep"]), 0, "farbus unshare disk");
     let mut command = Running::start(harness.command(&["share", &lease, "bridge"]));
     command.wait_for_line("listening on");
-    printed(&harness.run(&["unshare", "k"]), 0, "until the next");
+    assert_ended(&harness.run(&["unshare", "k"]), 0, "until the next");
     let before = ["disk", "disk2", "bridge-a"].map(|name| device(&harness, name)["identity"].clone());
     let at = harness.path("at");
     let target = daemon.target("disk");
@@ -259,9 +259,9 @@ fn restarted_daemon_goes_on_with_the_shares_of_commands() {
     command.signal(Signal::INT);
     assert_eq!(command.wait_for_end(PATIENCE), Some(0), "{}", command.log());
     assert_eq!(names(&daemon.address), ["disk"]);
-    printed(&harness.run(&["unshare", "disk"]), 0, "not shared any more");
+    assert_ended(&harness.run(&["unshare", "disk"]), 0, "not shared any more");
     wait_until(PATIENCE, "the files are free", || !is_locked(&kept) && !is_locked(&leased));
-    printed(&harness.run(&["daemon", "reload"]), 0, "added [k]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [k]");
     next.end();
 }
 
@@ -270,13 +270,17 @@ fn swapped_disk_of_a_command_frees_its_old_file_and_does_not_survive_a_restart()
     let harness = Harness::new();
     let image = harness.image("image", MIB);
     let (daemon, _) = daemon(&harness, KEYBOARD);
-    printed(&harness.run(&["share", &format!("disk:{}", image.display()), "--keep"]), 0, "farbus unshare disk");
-    printed(&harness.run(&["swap", "disk", "--to", &format!("block:{}", harness.path("new").display())]), 0, "lies on");
+    assert_ended(&harness.run(&["share", &format!("disk:{}", image.display()), "--keep"]), 0, "farbus unshare disk");
+    assert_ended(
+        &harness.run(&["swap", "disk", "--to", &format!("block:{}", harness.path("new").display())]),
+        0,
+        "lies on",
+    );
     wait_until(PATIENCE, "the old file is free", || !is_locked(&image));
     let refused = harness.run(&["daemon", "restart"]);
-    printed(&refused, 3, "disk was shared by a command, and has moved to another medium");
+    assert_ended(&refused, 3, "disk was shared by a command, and has moved to another medium");
     assert_eq!(names(&daemon.address), ["k", "disk"]);
-    printed(&harness.run(&["unshare", "disk"]), 0, "not shared any more: disk");
+    assert_ended(&harness.run(&["unshare", "disk"]), 0, "not shared any more: disk");
     wait_until(PATIENCE, "the new file is free", || !is_locked(&harness.path("new")));
 }
 
@@ -330,17 +334,17 @@ fn restarted_daemon_goes_on_with_frames_that_nobody_reads_and_says_which_are_rea
     let harness = Harness::new();
     let (path, words) = fifo(&harness);
     let (mut daemon, _) = daemon(&harness, KEYBOARD);
-    printed(&harness.run(&["share", &words, "--keep"]), 0, "farbus unshare stream");
+    assert_ended(&harness.run(&["share", &words, "--keep"]), 0, "farbus unshare stream");
     let mut frames = frames_of(&daemon, "stream");
     // A frame and a half: its reader goes, and the rest of the second is still to come.
     write(&path, b"abcdef");
     assert_eq!(next(&mut frames), b"abcd");
     let refused = harness.run(&["daemon", "restart"]);
-    printed(&refused, 3, "frames of stream are being read");
-    printed(&refused, 3, "stream was shared by a command, and would not be shared any more");
+    assert_ended(&refused, 3, "frames of stream are being read");
+    assert_ended(&refused, 3, "stream was shared by a command, and would not be shared any more");
     drop(frames);
     wait_until(PATIENCE, "its reader is gone", || device(&harness, "stream")["state"] == "available");
-    printed(&harness.run(&["daemon", "restart"]), 3, "frames of stream are being read");
+    assert_ended(&harness.run(&["daemon", "restart"]), 3, "frames of stream are being read");
     write(&path, b"gh");
     wait_until(PATIENCE, "no frame is begun", || harness.run(&["daemon", "restart"]).code == Some(0));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
@@ -349,7 +353,7 @@ fn restarted_daemon_goes_on_with_frames_that_nobody_reads_and_says_which_are_rea
     let mut frames = frames_of(&daemon, "stream");
     write(&path, b"ijkl");
     assert_eq!(next(&mut frames), b"ijkl", "the first frame begins where one begins");
-    printed(&harness.run(&["unshare", "stream", "--force"]), 0, "not shared any more: stream");
+    assert_ended(&harness.run(&["unshare", "stream", "--force"]), 0, "not shared any more: stream");
     next_daemon.end();
 }
 
@@ -358,16 +362,16 @@ fn saved_frames_are_read_by_the_next_daemon_and_a_descriptor_of_the_command_is_n
     let harness = Harness::new();
     let (path, words) = fifo(&harness);
     let (daemon, config) = daemon(&harness, KEYBOARD);
-    printed(&harness.run(&["share", &words, "--save"]), 0, "saved in ");
+    assert_ended(&harness.run(&["share", &words, "--save"]), 0, "saved in ");
     let entry = format!("\n[[share]]\nwhat = \"{words}\"\nname = \"stream\"\n");
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.ends_with(&entry), "{text}");
     let mut frames = frames_of(&daemon, "stream");
-    printed(&harness.run(&["daemon", "reload"]), 0, "added [stream]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [stream]");
     write(&path, b"abcd");
     assert_eq!(next(&mut frames), b"abcd", "its reader noticed nothing");
     let refused = harness.run(&["share", "stream:/dev/stdin,frame=4", "--save"]);
-    printed(&refused, 3, "/dev/stdin is open in this command alone");
+    assert_ended(&refused, 3, "/dev/stdin is open in this command alone");
     assert_eq!(fs::read_to_string(&config).unwrap(), text);
     assert_eq!(names(&daemon.address), ["k", "stream"]);
 }
@@ -375,14 +379,14 @@ fn saved_frames_are_read_by_the_next_daemon_and_a_descriptor_of_the_command_is_n
 #[test]
 fn command_with_options_of_a_share_has_a_process_of_its_own() {
     let harness = Harness::new();
-    printed(&harness.run(&["share", "zero", "--keep"]), 4, "farbus daemon --config FILE");
+    assert_ended(&harness.run(&["share", "zero", "--keep"]), 4, "farbus daemon --config FILE");
     let (daemon, _) = daemon(&harness, KEYBOARD);
     let own = harness.share(&["zero"]);
     assert_eq!((names(&own.address), names(&daemon.address)), (vec!["zero".to_owned()], vec!["k".to_owned()]));
     for arguments in [["zero", "--keep", "--listen", "loopback"].as_slice(), &["zero", "--save", "--secure"]] {
         assert_eq!(harness.run(&[&["share"], arguments].concat()).code, Some(2), "{arguments:?}");
     }
-    printed(&harness.run(&["share", "usb:9-9", "--keep"]), 4, "no USB device is usb:9-9");
+    assert_ended(&harness.run(&["share", "usb:9-9", "--keep"]), 4, "no USB device is usb:9-9");
 }
 
 #[test]
@@ -391,14 +395,18 @@ fn names_and_files_that_are_shared_already_are_refused_with_their_names() {
     let [image, other] = ["image", "other"].map(|name| harness.image(name, MIB));
     let (daemon, _) = daemon(&harness, KEYBOARD);
     let what = format!("disk:{}", image.display());
-    printed(&harness.run(&["share", &what, "--keep"]), 0, "farbus unshare disk");
-    printed(&harness.run(&["share", &what]), 3, "is shared by the daemon already, as 'disk'");
-    printed(&harness.run(&["share", "zero,name=k", "--keep"]), 3, "'k' is the name of a device in the configuration");
+    assert_ended(&harness.run(&["share", &what, "--keep"]), 0, "farbus unshare disk");
+    assert_ended(&harness.run(&["share", &what]), 3, "is shared by the daemon already, as 'disk'");
+    assert_ended(
+        &harness.run(&["share", "zero,name=k", "--keep"]),
+        3,
+        "'k' is the name of a device in the configuration",
+    );
     let taken = harness.run(&["share", &format!("disk:{},name=disk", other.display()), "--keep"]);
-    printed(&taken, 3, &format!("'disk' is the name of another device already: block:{}", image.display()));
+    assert_ended(&taken, 3, &format!("'disk' is the name of another device already: block:{}", image.display()));
     assert!(!is_locked(&other));
     // One that fails leaves nothing of the others.
-    printed(
+    assert_ended(
         &harness.run(&["share", "zero", &format!("disk:{}/nothing", harness.path("").display())]),
         1,
         "no such file",

@@ -93,7 +93,7 @@ impl Lab {
     }
 }
 
-fn printed(outcome: &Outcome, code: i32, part: &str) {
+fn assert_ended(outcome: &Outcome, code: i32, part: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
 }
@@ -110,7 +110,11 @@ fn daemon_shares_a_real_device_for_a_command_until_its_ctrl_c_and_over_a_restart
     assert_eq!(lab.names(), ["k", "source-sink"]);
     lab.use_device("source-sink");
     let identity = lab.device("source-sink")["identity"].clone();
-    printed(&lab.run(&["share", "usb:1-1", "--keep"]), 3, "usb:1-1 is shared by the daemon already, as 'source-sink'");
+    assert_ended(
+        &lab.run(&["share", "usb:1-1", "--keep"]),
+        3,
+        "usb:1-1 is shared by the daemon already, as 'source-sink'",
+    );
 
     let next = lab.run(&["daemon", "restart", "--json"]);
     assert_eq!(next.code, Some(0), "{next:?}");
@@ -149,7 +153,7 @@ fn unplugged_device_of_a_command_is_shared_again_when_it_is_plugged_in_again() {
         assert_eq!(lab.names(), ["k", "board"]);
         lab.use_device("board");
     }
-    printed(&lab.run(&["unshare", "board"]), 0, "not shared any more: board");
+    assert_ended(&lab.run(&["unshare", "board"]), 0, "not shared any more: board");
     command.wait_for_line("somebody else ended this share");
     assert_eq!(command.wait_for_end(PATIENCE), Some(0), "{}", command.log());
     assert_eq!(lab.names(), ["k"]);
@@ -161,23 +165,23 @@ fn kept_device_is_shared_until_it_is_unplugged_and_a_saved_one_for_good() {
         return;
     }
     let mut lab = Lab::new();
-    printed(&lab.run(&["share", "usb:1-1", "--keep"]), 0, "or until it is unplugged");
+    assert_ended(&lab.run(&["share", "usb:1-1", "--keep"]), 0, "or until it is unplugged");
     assert_eq!(lab.names(), ["k", "source-sink"]);
-    printed(&lab.run(&["daemon", "reload"]), 0, "nothing changed");
+    assert_ended(&lab.run(&["daemon", "reload"]), 0, "nothing changed");
     assert_eq!(lab.names(), ["k", "source-sink"]);
     lab.unplug();
     wait_until(PATIENCE, "it is gone", || lab.names() == ["k"]);
     lab.plug();
     wait_until(PATIENCE, "it is there again", || lab.run(&["share", "--list"]).stdout.contains("1-1"));
-    printed(&lab.run(&["share", "usb:0525:a4a0,name=board", "--save"]), 0, "shared each time it is plugged in");
+    assert_ended(&lab.run(&["share", "usb:0525:a4a0,name=board", "--save"]), 0, "shared each time it is plugged in");
     assert_eq!(lab.names(), ["k", "board"], "what was kept was no more than that device");
     let text = fs::read_to_string(&lab.config).unwrap();
     assert!(text.ends_with("\n[[share]]\nwhat = \"usb:0525:a4a0\"\nname = \"board\"\n"), "{text}");
     let used = client::open(&lab.daemon.library_target("board")).unwrap();
-    printed(&lab.run(&["daemon", "reload"]), 0, "reloaded");
+    assert_ended(&lab.run(&["daemon", "reload"]), 0, "reloaded");
     assert_eq!(lab.device("board")["state"], "in use", "its user noticed nothing");
     drop(used);
-    printed(&lab.run(&["unshare", "board"]), 3, "is a real device, which the configuration shares");
+    assert_ended(&lab.run(&["unshare", "board"]), 3, "is a real device, which the configuration shares");
     lab.unplug();
     wait_until(PATIENCE, "it is gone", || lab.names() == ["k"]);
     lab.plug();
@@ -191,7 +195,7 @@ fn command_that_fails_leaves_no_real_device_with_the_daemon() {
     }
     let lab = Lab::new();
     let refused = lab.run(&["share", "usb:1-1", "keyboard", "disk:/nowhere", "--keep"]);
-    printed(&refused, 1, "no such file");
+    assert_ended(&refused, 1, "no such file");
     assert_eq!(lab.names(), ["k"], "one that fails leaves nothing of the others");
-    printed(&lab.run(&["share", "usb:2-7", "--save"]), 4, "no USB device is usb:2-7");
+    assert_ended(&lab.run(&["share", "usb:2-7", "--save"]), 4, "no USB device is usb:2-7");
 }

@@ -134,11 +134,11 @@ fn uses_without_a_key_are_noted_and_a_flood_of_refusals_is_a_few_lines() {
     let mut share = share;
     share.signal(rustix::process::Signal::TERM);
     assert_eq!(share.wait_for_end(PATIENCE), Some(0), "{}", share.log());
-    let reported = || {
+    let logged = || {
         let refused = lab3.noted("refused.log");
         refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum::<u64>()
     };
-    wait_until(PATIENCE, "all are told of", || reported() == FLOOD as u64);
+    wait_until(PATIENCE, "all are told of", || logged() == FLOOD as u64);
     assert_eq!(lab3.noted("audit.log").len(), 2);
     let lines = lab3.noted("refused.log").len();
     assert!(lines < 40, "{lines} lines");

@@ -25,11 +25,11 @@ fn test_picture_arrives_frame_by_frame_unchanged() {
     let target = share.target("stream");
     let mut command = harness.command(&["stream", "read", &target, "--count", "100"]);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
     assert!(
-        printed.contains("rgb24 64x48") && printed.contains("100 frames") && printed.contains("0 were missed"),
-        "{printed}"
+        errors.contains("rgb24 64x48") && errors.contains("100 frames") && errors.contains("0 were missed"),
+        "{errors}"
     );
     assert_eq!(output.stdout.len(), 100 * SMALL_BYTES);
     let picture = GradientPicture::new(64, 48, 3);
@@ -171,8 +171,8 @@ fn end_of_a_file_of_frames_is_reported() {
     let share = harness.share(&[&format!("stream:{},frame=1000", file.display())]);
     let mut command = harness.command(&["stream", "read", &share.target("stream")]);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(4) && printed.contains("the source has ended"), "{printed}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(4) && errors.contains("the source has ended"), "{errors}");
     assert_eq!(output.stdout, fs::read(&file).unwrap(), "all of it came before");
     let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(6) && refused.stderr.contains("source has ended"), "{refused:?}");

@@ -24,7 +24,7 @@ fn fill(path: &Path, megabytes: &[u64]) {
     }
 }
 
-fn printed(outcome: &Outcome, code: i32, part: &str) {
+fn assert_ended(outcome: &Outcome, code: i32, part: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
 }
@@ -50,27 +50,27 @@ fn swapped_disks_old_medium_is_refused_until_it_is_forgotten() {
     assert_eq!(status[0]["devices"][0]["medium"]["at"], to_new.as_str());
     // An impossible swap is refused, with what to type.
     let swap = |device: &str, to: &str| harness.run(&["swap", device, "--to", to]);
-    printed(&swap("disk", &to_new), 3, "mounted or shared already");
-    printed(&swap("zero", &to_new), 3, "only a disk");
-    printed(&swap("tape", &to_new), 4, "farbus status");
-    printed(&swap("disk", "disk:x"), 2, "block:PATH");
-    printed(&swap("disk", "usb:1-1"), 3, "it moves to block:PATH");
-    printed(&swap("zero", "usb:nowhere"), 2, "usb:");
-    printed(&swap("zero", "usb:9-9.9"), 4, "farbus share --list");
+    assert_ended(&swap("disk", &to_new), 3, "mounted or shared already");
+    assert_ended(&swap("zero", &to_new), 3, "only a disk");
+    assert_ended(&swap("tape", &to_new), 4, "farbus status");
+    assert_ended(&swap("disk", "disk:x"), 2, "block:PATH");
+    assert_ended(&swap("disk", "usb:1-1"), 3, "it moves to block:PATH");
+    assert_ended(&swap("zero", "usb:nowhere"), 2, "usb:");
+    assert_ended(&swap("zero", "usb:9-9.9"), 4, "farbus share --list");
     let small = harness.image("small.img", MIB);
-    printed(&swap("disk", &format!("block:{}", small.display())), 3, "truncate -s 67108864");
-    printed(&harness.run(&["swap", "disk", "--cancel"]), 4, "not being swapped");
+    assert_ended(&swap("disk", &format!("block:{}", small.display())), 3, "truncate -s 67108864");
+    assert_ended(&harness.run(&["swap", "disk", "--cancel"]), 4, "not being swapped");
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
-    printed(&harness.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
+    assert_ended(&harness.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
     // And back again: the first file becomes the disk once more.
     let share = harness.share(&[&format!("disk:{new}")]);
-    printed(&swap("disk", &format!("block:{old}")), 0, "lies on");
+    assert_ended(&swap("disk", &format!("block:{old}")), 0, "lies on");
     drop(share);
-    printed(&harness.run(&["share", &to_new]), 1, "is old");
+    assert_ended(&harness.run(&["share", &to_new]), 1, "is old");
     drop(harness.share(&[&format!("disk:{old}")]));
-    printed(&harness.run(&["swap", "--forget", &new]), 0, "may be shared");
-    printed(&harness.run(&["swap", "--forget", &new]), 4, "nothing is against");
+    assert_ended(&harness.run(&["swap", "--forget", &new]), 0, "may be shared");
+    assert_ended(&harness.run(&["swap", "--forget", &new]), 4, "nothing is against");
     drop(harness.share(&[&to_new]));
 }
 
@@ -90,7 +90,7 @@ fn swap_is_watched_and_cancelled_and_continues_after_a_kill() {
     let mut share = harness.share(&[&format!("disk:{old}")]);
     let mut first = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins", is_running);
-    printed(
+    assert_ended(
         &harness.run(&["swap", "disk", "--to", &format!("block:{}", harness.path("third.img").display())]),
         3,
         "--cancel",
@@ -106,10 +106,10 @@ fn swap_is_watched_and_cancelled_and_continues_after_a_kill() {
     wait_until(PATIENCE, "it begins again", is_running);
     share.process.kill();
     assert_eq!(second.wait_for_end(PATIENCE), Some(4));
-    printed(&harness.run(&["share", &to_new]), 1, "unfinished copy");
+    assert_ended(&harness.run(&["share", &to_new]), 1, "unfinished copy");
     let share = harness.share(&[&format!("disk:{old}")]);
     let third = harness.run(&["swap", "disk", "--to", &to_new]);
-    printed(&third, 0, "has a part of it already");
+    assert_ended(&third, 0, "has a part of it already");
     assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     share.process.assert_logged("resume=true");
 }
@@ -123,14 +123,14 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
     fs::File::options().write(true).open(&old).unwrap().set_len(5 * MIB).unwrap();
     let to = format!("block:{}", harness.path("new.img").display());
     let failed = harness.run(&["swap", "disk", "--to", &to, "--json"]);
-    printed(&failed, 6, "it has become shorter");
+    assert_ended(&failed, 6, "it has become shorter");
     assert!(failed.stderr.contains("byte 5242880"), "{failed:?}");
     let last: Value = serde_json::from_str(&failed.stdout[..=failed.stdout.find("\n}").unwrap() + 1]).unwrap();
     assert_eq!((&last["state"], &last["failure"]["attribute"]), (&"failed".into(), &"device".into()));
     // The disk is unchanged, and can be swapped once the file is whole again.
     fs::File::options().write(true).open(&old).unwrap().set_len(8 * MIB).unwrap();
     fill(&old, &[7]);
-    printed(&harness.run(&["swap", "disk", "--to", &to]), 0, "lies on");
+    assert_ended(&harness.run(&["swap", "disk", "--to", &to]), 0, "lies on");
     assert!(fs::read(&old).unwrap() == fs::read(harness.path("new.img")).unwrap(), "the copy is the original");
     drop(share);
 }
@@ -148,13 +148,13 @@ fn swap_without_disk_space_fails_and_continues_when_there_is_space() {
     let new = harness.path("small").join("new.img");
     let swap = || harness.run(&["swap", "disk", "--to", &format!("block:{}", new.display())]);
     let failed = swap();
-    printed(&failed, 1, "no space");
-    printed(&failed, 1, "make room and type the same again, which continues");
+    assert_ended(&failed, 1, "no space");
+    assert_ended(&failed, 1, "make room and type the same again, which continues");
     let status = harness.json(&["status", "--json"]);
     let medium = &status[0]["devices"][0]["medium"];
     assert_eq!((&medium["at"], &medium["is_swapping"]), (&format!("block:{}", old.display()).into(), &false.into()));
     small.grow("16m");
-    printed(&swap(), 0, "has a part of it already");
+    assert_ended(&swap(), 0, "has a part of it already");
     assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     drop(share);
 }
@@ -265,11 +265,11 @@ fn disk_served_to_nbd_clients_is_swapped_cancelled_and_resumed() {
     let mut first = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins", || medium()["is_swapping"] == true);
     let swap = |device: &str, to: &str| harness.run(&["swap", device, "--to", to]);
-    printed(&swap("old.img", &format!("block:{}", harness.path("third.img").display())), 3, "--cancel");
-    printed(&swap("old.img", "usb:1-1"), 3, "it moves to block:PATH");
-    printed(&swap("tape", &to_new), 4, "farbus status");
-    printed(&harness.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
-    printed(&harness.run(&["swap", "old.img", "--cancel"]), 0, "");
+    assert_ended(&swap("old.img", &format!("block:{}", harness.path("third.img").display())), 3, "--cancel");
+    assert_ended(&swap("old.img", "usb:1-1"), 3, "it moves to block:PATH");
+    assert_ended(&swap("tape", &to_new), 4, "farbus status");
+    assert_ended(&harness.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
+    assert_ended(&harness.run(&["swap", "old.img", "--cancel"]), 0, "");
     assert_eq!(first.wait_for_end(PATIENCE), Some(3));
     first.assert_logged("was cancelled");
     assert_eq!(medium()["at"], what.as_str());
@@ -281,7 +281,7 @@ fn disk_served_to_nbd_clients_is_swapped_cancelled_and_resumed() {
         fio.args(options).args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
         Running::start(fio)
     });
-    printed(&harness.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
+    assert_ended(&harness.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
     assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&to_new.as_str().into(), &false.into()));
     if let Some(mut fio) = fio {
         assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
@@ -294,5 +294,5 @@ fn disk_served_to_nbd_clients_is_swapped_cancelled_and_resumed() {
     assert_eq!((&ended["state"], &ended["total_bytes"]), (&"done".into(), &MIB.into()));
     nbd.signal(Signal::INT);
     assert_eq!(nbd.wait_for_end(PATIENCE), Some(0));
-    printed(&harness.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
+    assert_ended(&harness.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
 }

@@ -83,7 +83,7 @@ fn old_disk(harness: &Harness) -> (Vec<u8>, Share) {
     (filled, harness.share(&[&format!("disk:{}", image.display())]))
 }
 
-pub fn printed(outcome: &Outcome, code: i32, part: &str) {
+pub fn assert_ended(outcome: &Outcome, code: i32, part: &str) {
     assert_eq!(outcome.code, Some(code), "{outcome:?}");
     assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
 }
@@ -155,7 +155,7 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     let target = share.target("disk");
     let new = harness.path("new.img");
     let to = format!("block:{}", new.display());
-    printed(&harness.run(&["swap", &target, "--to", &to]), 4, "is not attached here");
+    assert_ended(&harness.run(&["swap", &target, "--to", &to]), 4, "is not attached here");
     // It is cancelled, then its importer is killed, then it is done.
     let mut attached = Attached::by(&harness, &share, "nbd");
     let slowly = ["swap", &target, "--to", &to, "--rate", "1M"];
@@ -167,8 +167,8 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     };
     let mut swapping = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it is being moved", is_copying);
-    printed(&harness.run(&["swap", &target, "--to", &to]), 3, "");
-    printed(&harness.run(&["swap", &target, "--cancel"]), 0, "");
+    assert_ended(&harness.run(&["swap", &target, "--to", &to]), 3, "");
+    assert_ended(&harness.run(&["swap", &target, "--cancel"]), 0, "");
     assert_eq!(swapping.wait_for_end(PATIENCE), Some(3), "{}", swapping.log());
     let mut swapping = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it is being moved again", is_copying);
@@ -176,14 +176,14 @@ fn a_move_that_is_cut_off_continues_and_its_old_disk_is_not_attached_again() {
     thread::sleep(Duration::from_millis(300));
     attached.process.kill();
     assert_eq!(swapping.wait_for_end(PATIENCE), Some(4), "{}", swapping.log());
-    printed(&harness.run(&["share", &to]), 1, "unfinished copy");
+    assert_ended(&harness.run(&["share", &to]), 1, "unfinished copy");
     let mut attached = Attached::by(&harness, &share, "nbd");
-    printed(&harness.run(&["swap", &target, "--to", &to]), 0, "lies on");
+    assert_ended(&harness.run(&["swap", &target, "--to", &to]), 0, "lies on");
     attached.end();
     assert!(std::fs::read(&image).unwrap() == std::fs::read(&new).unwrap(), "the copy is the original");
-    printed(&harness.run(&["attach", &target, "--via", "nbd"]), 3, "farbus swap --forget");
-    printed(&harness.run(&["swap", "--forget", &target]), 0, "as it is");
-    printed(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
+    assert_ended(&harness.run(&["attach", &target, "--via", "nbd"]), 3, "farbus swap --forget");
+    assert_ended(&harness.run(&["swap", "--forget", &target]), 0, "as it is");
+    assert_ended(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
     let mut attached = Attached::by(&harness, &share, "nbd");
     attached.end();
 }
@@ -200,7 +200,7 @@ fn a_disk_that_moved_is_retired_where_it_was_until_its_owner_forgets_that() {
     };
     let mut attached = Attached::by(&mover, &share, "nbd");
     let to = format!("block:{}", mover.path("new.img").display());
-    printed(&mover.run(&["swap", &attached.target, "--to", &to]), 0, "gives it to nobody any more");
+    assert_ended(&mover.run(&["swap", &attached.target, "--to", &to]), 0, "gives it to nobody any more");
     attached.end();
     let device = || {
         let status = harness.json(&["status", "--json"]);
@@ -211,8 +211,8 @@ fn a_disk_that_moved_is_retired_where_it_was_until_its_owner_forgets_that() {
     // Before and after a restart of the exporter.
     for _ in 0..2 {
         let share = shared.take().unwrap_or_else(|| harness.share(&[&what]));
-        printed(&attach(&third, &share, "10"), 3, "farbus swap --forget disk");
-        printed(&attach(&mover, &share, "10"), 3, "has old data");
+        assert_ended(&attach(&third, &share, "10"), 3, "farbus swap --forget disk");
+        assert_ended(&attach(&mover, &share, "10"), 3, "has old data");
         assert_ne!(attach(&third, &share, "0").code, Some(0), "nor does a host without sessions get it");
         let device = device();
         assert_eq!((&device["state"], &device["moved"]["state"]), (&"moved away".into(), &"moved".into()), "{device}");
@@ -221,8 +221,8 @@ fn a_disk_that_moved_is_retired_where_it_was_until_its_owner_forgets_that() {
     let share = harness.share(&[&what]);
     let generation = || device()["identity"]["generation"].as_u64().expect("it has one");
     let before = generation();
-    printed(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
-    printed(&harness.run(&["swap", "--forget", "disk"]), 4, "nothing is against");
+    assert_ended(&harness.run(&["swap", "--forget", "disk"]), 0, "as it is");
+    assert_ended(&harness.run(&["swap", "--forget", "disk"]), 4, "nothing is against");
     assert!(generation() >> 32 > before >> 32, "sessions of before do not continue with it");
     let mut attached = Attached::by(&third, &share, "nbd");
     assert_eq!((&device()["state"], &device()["moved"]), (&"in use".into(), &Value::Null));
@@ -236,8 +236,8 @@ fn an_owner_is_warned_of_a_moved_disk_that_its_exporter_cannot_retire() {
     let mut attached = Attached::by(&harness, &share, "nbd");
     let to = format!("block:{}", harness.path("new.img").display());
     let outcome = harness.run(&["swap", &attached.target, "--to", &to]);
-    printed(&outcome, 0, "is free; what was attached goes on");
-    printed(&outcome, 0, "other hosts can still attach");
+    assert_ended(&outcome, 0, "is free; what was attached goes on");
+    assert_ended(&outcome, 0, "other hosts can still attach");
     attached.end();
 }
 
@@ -269,14 +269,14 @@ fn a_daemon_moves_the_disk_that_is_named_and_not_another_one_of_that_name() {
     wait_until(PATIENCE, "it is attached", || devices().1["state"] == "attached");
     let swap = |device: &str, to: &Path| harness.run(&["swap", device, "--to", &format!("block:{}", to.display())]);
     // The first is asked for by a bare name: two processes share a disk of that name.
-    printed(&swap("disk", &own_new), 3, "which is meant?");
-    printed(&swap(&target, &far_new), 0, "is free; what was attached goes on");
+    assert_ended(&swap("disk", &own_new), 3, "which is meant?");
+    assert_ended(&swap(&target, &far_new), 0, "is free; what was attached goes on");
     let (shared, attached) = devices();
     assert_eq!(attached["medium"]["at"], format!("block:{}", far_new.display()));
     assert_eq!(shared["medium"]["at"], format!("block:{}", own.display()), "the daemon's own is where it was");
-    printed(&harness.run(&["swap", &target]), 0, "");
+    assert_ended(&harness.run(&["swap", &target]), 0, "");
     drop(share);
-    printed(&swap("disk", &own_new), 0, "lies on");
+    assert_ended(&swap("disk", &own_new), 0, "lies on");
     assert_eq!(devices().0["medium"]["at"], format!("block:{}", own_new.display()));
     assert_eq!(devices().1["state"], "attached");
     daemon.signal(Signal::TERM);
@@ -292,7 +292,7 @@ fn stays_moved_through_restarts(via: &str) {
     let harness = Harness::new();
     let (filled, mut share) = old_disk(&harness);
     let (target, at, config) = (share.target("disk"), harness.path("far"), harness.path("farbus.toml"));
-    let (location, user) = match via {
+    let (key, user) = match via {
         "fuse" => ("at", file_target(&at.join("disk.img"))),
         _ => {
             ("socket", vec!["--ioengine=nbd".to_owned(), format!("--uri=nbd+unix:///?socket={}", at.to_str().unwrap())])
@@ -300,7 +300,7 @@ fn stays_moved_through_restarts(via: &str) {
     };
     let text = format!(
         "plain.listen = ['127.0.0.1:0']\n[[attach]]\ntarget = '{target}'\ngrace = 10\nvia = '{via}'\n\
-         cache = 'writeback'\n{location} = '{}'\n",
+         cache = 'writeback'\n{key} = '{}'\n",
         at.display()
     );
     std::fs::write(&config, text).unwrap();
@@ -330,22 +330,22 @@ fn stays_moved_through_restarts(via: &str) {
         let mut swapping = Running::start(harness.command(&["swap", &target, "--to", &to, "--rate", "1M"]));
         wait_until(PATIENCE, "it is being moved", || device()["medium"]["is_swapping"] == true);
         let refused = harness.run(&["daemon", "restart"]);
-        printed(&refused, 3, "is being moved");
-        printed(&refused, 3, &format!("farbus swap {target} --cancel"));
-        printed(&harness.run(&["swap", &target, "--cancel"]), 0, "");
+        assert_ended(&refused, 3, "is being moved");
+        assert_ended(&refused, 3, &format!("farbus swap {target} --cancel"));
+        assert_ended(&harness.run(&["swap", &target, "--cancel"]), 0, "");
         assert_eq!(swapping.wait_for_end(PATIENCE), Some(3), "{}", swapping.log());
-        printed(&harness.run(&["swap", &target, "--to", &to]), 0, "lies on");
+        assert_ended(&harness.run(&["swap", &target, "--to", &to]), 0, "lies on");
         share.process.kill();
         let mut later = Vec::new();
-        for location in [&to, &to, &further, &further] {
-            if device()["medium"]["at"] != location.as_str() {
-                printed(&harness.run(&["swap", &target, "--to", location]), 0, "lies on");
+        for medium in [&to, &to, &further, &further] {
+            if device()["medium"]["at"] != medium.as_str() {
+                assert_ended(&harness.run(&["swap", &target, "--to", medium]), 0, "lies on");
             }
             let answer = harness.json(&["daemon", "restart", "--json"]);
             assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}\n{}", daemon.log());
             later.push(Later::of(&answer));
             wait_until(PATIENCE, "the replacement has it", || device()["state"] == "attached");
-            assert_eq!(device()["medium"]["at"], location.as_str(), "{}", daemon.log());
+            assert_eq!(device()["medium"]["at"], medium.as_str(), "{}", daemon.log());
             assert!(!worker.is_finished(), "its user continues\n{}", daemon.log());
         }
         is_done.store(true, Ordering::Release);
@@ -382,7 +382,7 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
         all.into_iter().find(|device| device["title"] == title).expect("it is attached")["medium"].clone()
     };
     assert_eq!(medium(&attached.target)["identity"]["generation"], 0, "its exporter told which disk it is");
-    printed(&harness.run(&["swap", &attached.target, "--to", &to]), 0, "lies on");
+    assert_ended(&harness.run(&["swap", &attached.target, "--to", &to]), 0, "lies on");
     assert_eq!(medium(&attached.target)["identity"], Value::Null, "it is that disk no more");
     attached.end();
     let old_name = attached.target;
@@ -390,7 +390,7 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
     let (target, fresh) = (old_name.replace("127.0.0.1", "localhost"), share.target("fresh"));
     assert_ne!(target, old_name);
     let attach = |target: &str| harness.run(&["attach", target, "--via", "nbd", "--grace", "10"]);
-    printed(&attach(&target), 3, &format!("farbus swap --forget {old_name}"));
+    assert_ended(&attach(&target), 3, &format!("farbus swap --forget {old_name}"));
     let mut other = Running::start(harness.command(&["attach", &fresh, "--via", "nbd", "--grace", "10"]));
     other.wait_for_line("attached");
     other.signal(Signal::INT);
@@ -410,7 +410,7 @@ fn a_disk_that_moved_is_not_attached_under_another_name_nor_by_a_daemon_until_it
     };
     // By the one that moved it, by the command above, and once by the daemon.
     wait_until(PATIENCE, "the daemon has given it back", || opened() == 3);
-    printed(&harness.run(&["swap", "--forget", &old_name]), 0, "as it is");
+    assert_ended(&harness.run(&["swap", "--forget", &old_name]), 0, "as it is");
     wait_until(PATIENCE, "it is attached", || {
         let status: Value = serde_json::from_str(&status()).unwrap();
         let mut daemons = status.as_array().unwrap().iter().filter(|process| process["role"] == "daemon");

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
 use super::restart::SetOnDrop;
-use super::swap_attached::{Attached, DISK_BYTES, MIB, WORK_BYTES, file_target, fill, fio, printed};
+use super::swap_attached::{Attached, DISK_BYTES, MIB, WORK_BYTES, assert_ended, file_target, fill, fio};
 use super::trust::three;
 
 /// A host that shares a disk.
@@ -94,14 +94,14 @@ fn moves_between_hosts_under_load(via: &str) {
         assert_eq!(device["user"], to.trim_end_matches("/disk"), "it is that host's disk now: {device}");
         assert!(device["medium"]["identity"]["id"].is_string() && device["links"].is_object(), "{device}");
         first.share_again();
-        printed(&attach(&here, &first.target()), 3, "farbus swap --forget disk");
+        assert_ended(&attach(&here, &first.target()), 3, "farbus swap --forget disk");
         first.share.process.kill();
         let local = format!("block:{}", here.path("new.img").display());
         let (_, device) = swap(&local, &[]);
         assert_eq!(device["links"], Value::Null, "it is in no session: {device}");
         second.share_again();
-        printed(&attach(&second.harness, &second.target()), 3, "farbus swap --forget disk");
-        printed(&attach(&here, &second.target()), 3, "farbus swap --forget disk");
+        assert_ended(&attach(&second.harness, &second.target()), 3, "farbus swap --forget disk");
+        assert_ended(&attach(&here, &second.target()), 3, "farbus swap --forget disk");
         let (_, device) = swap(&second.target(), &[]);
         assert_eq!(device["user"], second.target().trim_end_matches("/disk"), "{device}");
         is_done.store(true, Ordering::Release);
@@ -119,7 +119,7 @@ fn moves_between_hosts_under_load(via: &str) {
     // It is a disk like any other, for every host.
     let mut other = Attached::by(&first.harness, &second.share, "nbd");
     other.end();
-    printed(&here.run(&["share", &format!("block:{}", here.path("new.img").display())]), 1, "is old");
+    assert_ended(&here.run(&["share", &format!("block:{}", here.path("new.img").display())]), 1, "is old");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_host_that_is_lost_during_the_move_ends_it_and_its_unfinished_copy_is_given_
     // Hosts without a key are one here, by their address. For any other it is not there.
     let kept = second.harness.json(&["status", "--json"]);
     assert_eq!(kept[0]["devices"][0]["moved"]["state"], "moving", "{kept}");
-    printed(&attach(&here, &second.target()), 3, "is an unfinished copy of");
+    assert_ended(&attach(&here, &second.target()), 3, "is an unfinished copy of");
     // Now the host that moves it crashes.
     let mut swapping = slowly(&second.target());
     wait_until(PATIENCE, "it is being moved again", || is_swapping(&here));
@@ -164,11 +164,11 @@ fn a_host_that_is_lost_during_the_move_ends_it_and_its_unfinished_copy_is_given_
     let mut attached = Attached::by(&here, &first.share, "nbd");
     let to = second.target();
     let moved = here.run(&["swap", &attached.target, "--to", &to]);
-    printed(&moved, 0, "its host gives it to nobody any more");
-    printed(&moved, 0, &format!("farbus attach {to}"));
+    assert_ended(&moved, 0, "its host gives it to nobody any more");
+    assert_ended(&moved, 0, &format!("farbus attach {to}"));
     assert!(std::fs::read(&first.image).unwrap() == std::fs::read(&second.image).unwrap(), "the copy is the original");
     attached.end();
-    printed(&attach(&here, &first.target()), 3, "farbus swap --forget");
+    assert_ended(&attach(&here, &first.target()), 3, "farbus swap --forget");
     let now = second.harness.json(&["status", "--json"]);
     assert_eq!(now[0]["devices"][0]["moved"], Value::Null, "{now}");
     let mut other = Attached::by(&first.harness, &second.share, "nbd");
@@ -187,13 +187,13 @@ fn disks_that_cannot_take_the_data_are_refused_and_given_back_as_they_were() {
     let mut attached = Attached::by(&here, &first.share, "nbd");
     let mut other = Attached::by(&used.harness, &used.share, "nbd");
     let swap = |to: &str| here.run(&["swap", &attached.target, "--to", to]);
-    printed(&swap(&small.target()), 3, "the destination is too small");
-    printed(&swap(&used.target()), 3, "is in use");
-    printed(&swap(&first.target()), 3, "is in use");
-    printed(&swap(&first.target().replace("/disk", "/none")), 4, "");
-    printed(&swap("nobody.invalid/disk"), 5, "nobody.invalid");
-    printed(&here.run(&["swap", &attached.target, "--to", "disk"]), 2, "HOST/DEVICE");
-    printed(&first.harness.run(&["swap", "disk", "--to", &used.target()]), 3, "only a disk that is attached");
+    assert_ended(&swap(&small.target()), 3, "the destination is too small");
+    assert_ended(&swap(&used.target()), 3, "is in use");
+    assert_ended(&swap(&first.target()), 3, "is in use");
+    assert_ended(&swap(&first.target().replace("/disk", "/none")), 4, "");
+    assert_ended(&swap("nobody.invalid/disk"), 5, "nobody.invalid");
+    assert_ended(&here.run(&["swap", &attached.target, "--to", "disk"]), 2, "HOST/DEVICE");
+    assert_ended(&first.harness.run(&["swap", "disk", "--to", &used.target()]), 3, "only a disk that is attached");
     assert_eq!(shown(&here)["medium"]["at"], attached.target.as_str());
     attached.end();
     other.end();
@@ -235,7 +235,7 @@ fn daemon_is_replaced_wherever_its_disk_is(via: &str, more: &str) {
         });
         let mut later: Option<super::restart::Later> = None;
         for to in [second.target(), third.target(), local, target.clone()] {
-            printed(&here.run(&["swap", &target, "--to", &to]), 0, "lies on");
+            assert_ended(&here.run(&["swap", &target, "--to", &to]), 0, "lies on");
             for _ in 0..2 {
                 let answer = here.json(&["daemon", "restart", "--json"]);
                 assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{to}: {answer}\n{}", daemon.log());
@@ -295,12 +295,16 @@ fn paired_hosts_keep_an_unfinished_copy_from_others_and_a_confined_attachment_pr
         outcome.code == Some(3) && outcome.stderr.contains("a part of a copy: desk ")
     });
     let mut attached = attach();
-    printed(&desk.run(&["swap", "lab3/disk", "--to", "rack/spare", "--verify"]), 0, "farbus attach rack:3240/spare");
+    assert_ended(
+        &desk.run(&["swap", "lab3/disk", "--to", "rack/spare", "--verify"]),
+        0,
+        "farbus attach rack:3240/spare",
+    );
     attached.signal(Signal::INT);
     assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
     assert!(std::fs::read(&old).unwrap() == std::fs::read(&new).unwrap(), "the copy is the original");
-    printed(&rack.run(&["swap", "--forget", "spare"]), 4, "nothing is against");
-    printed(&lab3.run(&["swap", "--forget", "disk"]), 0, "as it is");
+    assert_ended(&rack.run(&["swap", "--forget", "spare"]), 4, "nothing is against");
+    assert_ended(&lab3.run(&["swap", "--forget", "disk"]), 0, "as it is");
 }
 
 #[test]
@@ -308,7 +312,7 @@ fn a_link_to_the_host_that_has_the_disk_now_is_waited_for_and_its_loss_ends_the_
     let here = Harness::new();
     let (mut first, mut second) = (Host::new(), Host::new());
     let mut attached = Attached::by(&here, &first.share, "nbd");
-    printed(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    assert_ended(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
     first.share.process.kill();
     second.share.process.kill();
     wait_until(PATIENCE, "the link is missed", || shown(&here)["state"] == "link lost");
@@ -316,8 +320,8 @@ fn a_link_to_the_host_that_has_the_disk_now_is_waited_for_and_its_loss_ends_the_
     // And the same where its owner ends it.
     let (first, second) = (Host::new(), Host::new());
     let mut attached = Attached::by(&here, &first.share, "nbd");
-    printed(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
-    printed(&here.run(&["detach", &attached.target]), 0, "");
+    assert_ended(&here.run(&["swap", &attached.target, "--to", &second.target()]), 0, "lies on");
+    assert_ended(&here.run(&["detach", &attached.target]), 0, "");
     assert_eq!(attached.process.wait_for_end(PATIENCE), Some(0), "{}", attached.process.log());
     let status = second.harness.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["user"], Value::Null, "it was given back: {status}");

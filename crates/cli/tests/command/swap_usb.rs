@@ -57,7 +57,7 @@ fn ask(guest: &mut Guest<UnixStream>, id: u64) {
 }
 
 /// Sends a line, and expects it as the answer to the request that waits.
-fn send_and_hear(guest: &mut Guest<UnixStream>, id: u64, wanted: u64, text: &[u8]) {
+fn send_and_hear(guest: &mut Guest<UnixStream>, id: u64, waiting_id: u64, text: &[u8]) {
     let endpoint = EpAddr::from_byte(OUT);
     let (outcome, length, payload) = (RedirStatus::Success, text.len() as u32, text.to_vec().into());
     guest.say(id, RedirMessage::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
@@ -69,7 +69,7 @@ fn send_and_hear(guest: &mut Guest<UnixStream>, id: u64, wanted: u64, text: &[u8
         heard.push((packet.id, data.payload.into_vec()));
     }
     heard.sort();
-    let mut expected = vec![(id, Vec::new()), (wanted, text.to_vec())];
+    let mut expected = vec![(id, Vec::new()), (waiting_id, text.to_vec())];
     expected.sort();
     assert_eq!(heard, expected);
 }

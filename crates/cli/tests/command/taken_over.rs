@@ -143,7 +143,7 @@ fn injected(what: &str) -> Option<Vec<(String, i64)>> {
     let program = injector(&harness)?;
     let mut share = harness.share(&["zero"]);
     let pid = harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap();
-    let printed = inject(&harness, &program, pid, what);
+    let results = inject(&harness, &program, pid, what);
     // It goes on as if nothing had been.
     let target = share.target("zero");
     let (address, name) = target.rsplit_once('/').unwrap();
@@ -151,7 +151,7 @@ fn injected(what: &str) -> Option<Vec<(String, i64)>> {
     assert!(listed.code == Some(0) && listed.stdout.contains(name), "{listed:?}");
     share.process.signal(rustix::process::Signal::TERM);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
-    Some(printed)
+    Some(results)
 }
 
 /// Has the process that speaks HTTP for a page do calls; returns what `inject.c` printed of each.
@@ -159,10 +159,10 @@ fn injected_into_page(what: &str) -> Option<Vec<(String, i64)>> {
     let harness = Harness::new();
     let program = injector(&harness)?;
     let page = open_page(&harness);
-    let printed = inject(&harness, &program, http_process(&page.process), what);
+    let results = inject(&harness, &program, http_process(&page.process), what);
     // It goes on as if nothing had been.
     assert_eq!(page.get("/readyz", "").body, "ready\n", "{}", page.process.log());
-    Some(printed)
+    Some(results)
 }
 
 #[test]

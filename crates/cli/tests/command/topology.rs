@@ -229,11 +229,11 @@ fn lost_host_is_reported_and_its_links_return_with_it() {
     lab.talk_over(0, 1, 1);
     lab.kill(1);
     wait_until(PATIENCE, "its neighbour misses it", || !lab.is_up(0) && !lab.is_up(2));
-    let reported = || {
+    let neighbour_line = || {
         let text = lab.hosts[0].ok(&["topology", "status"]);
         text.contains("h2: ").then_some(text)
     };
-    wait_until(PATIENCE, "it is said whom it misses", || reported().is_some());
+    wait_until(PATIENCE, "it is said whom it misses", || neighbour_line().is_some());
     // A second attempt that cannot succeed says so and does not hang.
     let vain = lab.hosts[0].run(&["topology", "up", "--wait", "1"]);
     assert!(vain.code == Some(3) && vain.stderr.contains("h2"), "{vain:?}");

@@ -67,8 +67,8 @@ fn flood_link(link: &Link, says: &mut Says) {
 
 /// Begins a session on a link, or adds a lane to one.
 fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> ExporterWelcome {
-    let exchange = |printed: &[u8], heard: &mut [u8]| {
-        exchange(printed, heard);
+    let exchange = |bytes: &[u8], heard: &mut [u8]| {
+        exchange(bytes, heard);
         Ok::<_, Infallible>(())
     };
     begin_if_let(exchange, position).expect("an exchange that does not fail")
@@ -105,8 +105,8 @@ fn over_tcp(address: &str, position: LanePosition) -> (TcpStream, ExporterWelcom
 
 fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<ExporterWelcome> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let exchange = |printed: &[u8], heard: &mut [u8]| {
-        stream.write_all(printed)?;
+    let exchange = |bytes: &[u8], heard: &mut [u8]| {
+        stream.write_all(bytes)?;
         stream.read_exact(heard)
     };
     begin_if_let(exchange, position)
@@ -115,9 +115,9 @@ fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<
 fn over_link(link: &Link, position: LanePosition) -> ExporterWelcome {
     link.set_receive_timeout(Some(PATIENCE)).unwrap();
     begin(
-        |printed, heard| {
-            if !printed.is_empty() {
-                assert_eq!(link.try_send(&[IoSlice::new(printed)]).unwrap(), Some(printed.len()));
+        |bytes, heard| {
+            if !bytes.is_empty() {
+                assert_eq!(link.try_send(&[IoSlice::new(bytes)]).unwrap(), Some(bytes.len()));
                 link.try_flush().unwrap();
             }
             let mut have = 0;

@@ -227,7 +227,7 @@ fn daemon_of_this_version_that_is_replaced_by_the_previous_release_goes_on_servi
     let answer = desk.run(&["daemon", "restart", "--json"]);
     let _later = serde_json::from_str::<Value>(&answer.stdout)
         .ok()
-        .filter(|printed| printed["pid"].is_number())
+        .filter(|process| process["pid"].is_number())
         .map(|answer| Later::of(&answer));
     println!("{answer:?}");
     let other = Host::new(&harness, "other", Previous);

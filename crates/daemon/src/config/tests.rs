@@ -236,11 +236,11 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
         ("[secure\n", "1:8", ""),
         ("[nonsense]", "1:2", "`plain`"),
     ];
-    for (text, location, printed) in cases {
+    for (text, location, expected) in cases {
         let (span, message) = DaemonConfig::parse(text).unwrap_err();
         let (line, column, _) = place_of(text, span.expect(text).start);
         assert_eq!(format!("{line}:{column}"), location, "{text}: {message}");
-        assert!(message.contains(printed), "{text}: {message}");
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 

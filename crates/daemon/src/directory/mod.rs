@@ -81,7 +81,8 @@ struct DirectoryState {
     clock: BoottimeClock,
     view: Mutex<DirectoryView>,
     published: Mutex<PublicationStatus>,
-    directory_failure_kind: Mutex<Option<DirectoryFailureKind>>,
+    /// The failure that was logged last; `None` while the directory serves this host.
+    logged_kind: Mutex<Option<DirectoryFailureKind>>,
     /// Whether this host's keys outlive this process.
     keys_stay: AtomicBool,
 }
@@ -188,7 +189,7 @@ impl DirectoryService {
     fn contents_of(
         &self,
         running: &DirectoryThreads,
-        wanted: Option<(&DeviceQuery, &[String])>,
+        selection: Option<(&DeviceQuery, &[String])>,
         known: Option<&str>,
     ) -> Result<Box<RawValue>, String> {
         let own_key = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
@@ -197,7 +198,7 @@ impl DirectoryService {
         let version = format!("{:016x}", view.version());
         let (version, own_key) = (version.as_str(), own_key.as_deref());
         let limits = LazySequence(|| view.limits().map(contents::limit));
-        let Some((query, words)) = wanted else {
+        let Some((query, words)) = selection else {
             // What is paired is part of what a query means, and is told by no version.
             let known = (known != Some(version)).then_some(KnownRecords {
                 query: None,
@@ -249,11 +250,11 @@ impl DirectoryService {
         let Some(host) = HostId::new(host) else {
             return refused(FailureKind::Refused, "a limit is for a host, by its key: 52 letters".to_owned());
         };
-        let reported =
+        let failure_text =
             |trouble: &DirectoryFailure| format!("the directory does not take it: {trouble}\n  {}", trouble.next());
         let is_away = |trouble: &&DirectoryFailure| trouble.kind != DirectoryFailureKind::TooMuch;
         if let Some(trouble) = lock(&state.view).trouble().filter(is_away) {
-            return refused(FailureKind::Network, reported(trouble));
+            return refused(FailureKind::Network, failure_text(trouble));
         }
         let by = self.trust.as_ref().map(|trust| trust.name().to_owned()).unwrap_or_default();
         let record = LimitRecord { devices, for_s, by, at: timestamp(SystemTime::now()) };
@@ -268,7 +269,7 @@ impl DirectoryService {
         });
         match written {
             Ok(()) => Some(Ok(json!({ "key": host.as_str(), "devices": devices, "for_s": for_s }))),
-            Err(trouble) => refused(FailureKind::Network, reported(&trouble)),
+            Err(trouble) => refused(FailureKind::Network, failure_text(&trouble)),
         }
     }
 
@@ -280,7 +281,7 @@ impl DirectoryService {
             clock: BoottimeClock::start(),
             view: Mutex::new(DirectoryView::new(seed.rotate_left(32))),
             published: Mutex::default(),
-            directory_failure_kind: Mutex::default(),
+            logged_kind: Mutex::default(),
             keys_stay: AtomicBool::new(false),
         });
         let stop = Arc::<StopFlag>::default();
@@ -354,12 +355,12 @@ impl DirectoryState {
     /// Logs what has become wrong or right, once.
     fn tell(&self) {
         let trouble = self.trouble();
-        let mut printed = lock(&self.directory_failure_kind);
+        let mut logged = lock(&self.logged_kind);
         let kind = trouble.as_ref().map(|trouble| trouble.kind);
-        if *printed == kind {
+        if *logged == kind {
             return;
         }
-        *printed = kind;
+        *logged = kind;
         match trouble {
             Some(trouble) => warn!(
                 why = trouble.kind.as_str(),

@@ -29,14 +29,14 @@ impl PublishedRecords {
         let mut former = std::mem::take(&mut self.0);
         for device in devices {
             let name = device.name.clone();
-            let published_device = printed(device, former.remove(&name), keys, now);
-            self.0.insert(name, published_device);
+            let published = published_device(device, former.remove(&name), keys, now);
+            self.0.insert(name, published);
         }
     }
 
     /// The records by the devices' names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &DeviceRecord)> {
-        self.0.iter().map(|(name, printed)| (name.as_str(), &printed.record))
+        self.0.iter().map(|(name, device)| (name.as_str(), &device.record))
     }
 }
 
@@ -51,7 +51,7 @@ fn queued(WaitingStatus { host, priority, for_s, .. }: WaitingStatus) -> QueuedR
     QueuedRecord { host, priority: priority.unwrap_or_default(), for_s }
 }
 
-fn printed(
+fn published_device(
     device: DeviceStatus,
     former: Option<PublishedDevice>,
     keys: &BTreeMap<String, String>,

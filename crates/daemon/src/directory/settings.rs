@@ -155,10 +155,10 @@ impl EtcdSettings {
     }
 }
 
-fn table_of(said: Value) -> Result<DirectoryTable, String> {
-    match said {
+fn table_of(value: Value) -> Result<DirectoryTable, String> {
+    match value {
         Value::String(at) => Ok(DirectoryTable { at, ..DirectoryTable::default() }),
-        answer => answer.try_into().map_err(|error: toml::de::Error| {
+        table => table.try_into().map_err(|error: toml::de::Error| {
             format!("directory: {}: at, ca, certificate, key and password_file are its words", error.message())
         }),
     }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn wrong_directory_is_refused_with_what_to_write() {
-        for (text, printed) in [
+        for (text, expected) in [
             ("directory = 'lab3:2379'", "begins with etcd://"),
             ("directory = 'http://a'", "begins with etcd://"),
             ("directory = 'etcd://'", "HOST:PORT"),
@@ -276,7 +276,7 @@ mod tests {
             ("[directory]\nat = 'etcds://a'\nca = 'x'\n[directory_files]\nca = 'nonsense'", "authority's certificate"),
         ] {
             let message = read(text).unwrap_err();
-            assert!(message.contains(printed), "{text}: {message}");
+            assert!(message.contains(expected), "{text}: {message}");
         }
     }
 

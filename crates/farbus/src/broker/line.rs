@@ -87,7 +87,7 @@ struct BrokerLinePool {
 #[derive(Debug, Default)]
 struct BrokerLinePoolState {
     /// Questions that are being asked.
-    wanted: usize,
+    under_way: usize,
     /// Lines that nobody uses.
     idle: Vec<MessageSocket>,
 }
@@ -98,17 +98,17 @@ impl BrokerLinePool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self
             .freed
-            .wait_while(state, |state| state.wanted >= self.at_once_max)
+            .wait_while(state, |state| state.under_way >= self.at_once_max)
             .unwrap_or_else(PoisonError::into_inner);
-        state.wanted += 1;
+        state.under_way += 1;
         let taken = state.idle.pop();
         drop(state);
-        let wanted = self.ask_on(taken, question, fd);
+        let answer = self.ask_on(taken, question, fd);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.wanted -= 1;
+        state.under_way -= 1;
         self.freed.notify_one();
         // A line on which asking failed is closed.
-        let (parcel, passage) = wanted?;
+        let (parcel, passage) = answer?;
         if state.idle.len() < IDLE_LINES_MAX {
             state.idle.push(passage);
         }

@@ -101,10 +101,10 @@ pub struct ReplacementStart {
 /// # Errors
 /// The standard input is no passage of an old process.
 pub fn handover_state() -> io::Result<ReplacementStart> {
-    reported(MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?))
+    read_start(MessageSocket::over(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-fn reported(passage: MessageSocket) -> io::Result<ReplacementStart> {
+fn read_start(passage: MessageSocket) -> io::Result<ReplacementStart> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "nobody passed anything on: farbus starts itself so");
     let parcel = passage.receive().map_err(|_| wrong())?.ok_or_else(wrong)?;
     let known = match parcel.fd {
@@ -142,7 +142,7 @@ mod tests {
             tell(&ours, &known, &nodes).unwrap();
             ours
         });
-        let start = reported(MessageSocket::over(theirs)).unwrap();
+        let start = read_start(MessageSocket::over(theirs)).unwrap();
         drop(teller.join().unwrap());
         assert_eq!((start.nodes.len(), &start.handover_state), (devices as usize, &handover_state));
         start.handover_state

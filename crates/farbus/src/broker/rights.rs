@@ -835,7 +835,7 @@ mod tests {
         Err(io::Error::other("there is none"))
     }
 
-    fn requested(broker_policy: BrokerPolicy, bytes: &[u8]) -> (BrokerAnswer, bool) {
+    fn answer_to(broker_policy: BrokerPolicy, bytes: &[u8]) -> (BrokerAnswer, bool) {
         let (ours, theirs) = MessageSocket::pair().unwrap();
         ours.send(bytes, None).unwrap();
         let rights = Arc::new(BrokerServer::new(broker_policy, no_config));
@@ -902,11 +902,11 @@ mod tests {
             BrokerRequest::Page,
         ];
         for question in everything {
-            let (answer, has_fd) = requested(BrokerPolicy::default(), &to_json(&question).unwrap());
+            let (answer, has_fd) = answer_to(BrokerPolicy::default(), &to_json(&question).unwrap());
             assert!(matches!(answer, BrokerAnswer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
         }
         let broker_policy = BrokerPolicy { usb: vec!["usb:1-1".into()], ..BrokerPolicy::default() };
-        let (answer, has_fd) = requested(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
+        let (answer, has_fd) = answer_to(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
         assert!(matches!(answer, BrokerAnswer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
     }
 
@@ -916,9 +916,9 @@ mod tests {
         fs::write(&path, [0; 512]).unwrap();
         let broker_policy = BrokerPolicy { images: vec![(path.clone(), true)], ..BrokerPolicy::default() };
         let ask = |read_only| to_json(&BrokerRequest::OpenImage { path: path.clone(), read_only }).unwrap();
-        assert_eq!(requested(broker_policy.clone(), &ask(true)), (BrokerAnswer::Done(Value::Null), true));
+        assert_eq!(answer_to(broker_policy.clone(), &ask(true)), (BrokerAnswer::Done(Value::Null), true));
         assert!(
-            matches!(requested(broker_policy, &ask(false)), (BrokerAnswer::Refused { .. }, false)),
+            matches!(answer_to(broker_policy, &ask(false)), (BrokerAnswer::Refused { .. }, false)),
             "it may be read, not written"
         );
         fs::remove_file(path).unwrap();

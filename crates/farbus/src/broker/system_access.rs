@@ -83,10 +83,10 @@ impl SystemAccess {
     ) -> Result<(Link, ReachedAddress), LinkError> {
         let (fd, found) = match self {
             SystemAccess::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
-            SystemAccess::Through(broker) => dial_through(broker, known.requested(), time_max, hints.clone()),
+            SystemAccess::Through(broker) => dial_through(broker, known.given_address(), time_max, hints.clone()),
         }?;
         let link = found.place.link_over(fd);
-        Ok((link.map_err(|source| LinkError { address: known.requested().to_owned(), source })?, found))
+        Ok((link.map_err(|source| LinkError { address: known.given_address().to_owned(), source })?, found))
     }
 
     /// Opens a UDP socket for a paired host. Returns the host's address, and whether a different one is remembered.
@@ -98,11 +98,12 @@ impl SystemAccess {
         known: &KnownHost,
         hints: &AddressHints,
     ) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
-        let failed = |source| LinkError { address: known.requested().to_owned(), source };
+        let failed = |source| LinkError { address: known.given_address().to_owned(), source };
         match self {
             SystemAccess::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
             SystemAccess::Through(broker) => {
-                let question = BrokerRequest::Datagrams { host: known.requested().to_owned(), hints: hints.clone() };
+                let question =
+                    BrokerRequest::Datagrams { host: known.given_address().to_owned(), hints: hints.clone() };
                 let ((to, is_new), fd) = broker.ask(&question, None).map_err(failed)?;
                 Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to, is_new))
             }
@@ -115,9 +116,9 @@ impl SystemAccess {
     /// The address cannot be written.
     pub fn remember(&self, known: &KnownHost, at: SocketAddr) -> io::Result<()> {
         match self {
-            SystemAccess::Own => known_host::remember(known.requested(), at),
+            SystemAccess::Own => known_host::remember(known.given_address(), at),
             SystemAccess::Through(broker) => {
-                let question = BrokerRequest::Proved { host: known.requested().to_owned(), at };
+                let question = BrokerRequest::Proved { host: known.given_address().to_owned(), at };
                 broker.ask::<Value>(&question, None).map(|_| ())
             }
         }
@@ -552,9 +553,9 @@ pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&
 }
 
 /// Notes what a host said of a disk that it moves to its own machine, if anything, and returns what is stored then.
-pub(super) fn retirement_of(device: DeviceId, printed: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
+pub(super) fn retirement_of(device: DeviceId, step: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
     let folder = HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
-    retirement(&folder, device, printed).map_err(io::Error::other)
+    retirement(&folder, device, step).map_err(io::Error::other)
 }
 
 /// The drivers that took the device on `port`.
@@ -577,11 +578,11 @@ impl FuseMounter for SystemAccess {
             SystemAccess::Own => return OwnMounter.mount(at, read_only),
             SystemAccess::Through(broker) => broker,
         };
-        let reported = |error: io::Error| MountError::Told(error.to_string());
+        let mount_error = |error: io::Error| MountError::Told(error.to_string());
         // Several lines, so that an abort does not wait for an unmount.
-        let line = several(broker).map_err(reported)?;
+        let line = several(broker).map_err(mount_error)?;
         let question = BrokerRequest::Mount { at: at.to_owned(), read_only };
-        let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(reported)?;
+        let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(mount_error)?;
         let device = device.ok_or_else(|| MountError::Told("no descriptor came along".into()))?;
         Ok(FuseMount { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
     }

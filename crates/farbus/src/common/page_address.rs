@@ -37,10 +37,10 @@ mod tests {
 
     #[test]
     fn a_site_has_names_and_addresses_without_ports() {
-        for (printed, name) in
+        for (typed, name) in
             [("Lab3.Example", "lab3.example"), ("192.0.2.7", "192.0.2.7"), ("2001:db8::7", "[2001:db8::7]")]
         {
-            assert_eq!(site_name(printed).as_deref(), Ok(name));
+            assert_eq!(site_name(typed).as_deref(), Ok(name));
         }
         for wrong in ["", "lab3:7241", "https://lab3", "a b", "*", &"x".repeat(254)] {
             assert!(site_name(wrong).is_err(), "{wrong}");

@@ -109,7 +109,7 @@ impl SocketAccess {
     ///
     /// # Errors
     /// A sentence: the mode keeps the group out.
-    pub fn printed(mode: Option<SocketMode>, group: Option<SocketGroup>) -> Result<Self, String> {
+    pub fn from_settings(mode: Option<SocketMode>, group: Option<SocketGroup>) -> Result<Self, String> {
         let usual = if group.is_some() { SocketMode(OWNER_AND_GROUP) } else { SocketMode::default() };
         let mode = mode.unwrap_or(usual);
         match &group {
@@ -164,15 +164,18 @@ mod tests {
 
     #[test]
     fn group_may_connect_unless_the_mode_contradicts() {
-        let printed = |mode: Option<&str>, group: Option<&str>| {
-            SocketAccess::printed(mode.map(|mode| mode.parse().unwrap()), group.map(|group| group.parse().unwrap()))
+        let access = |mode: Option<&str>, group: Option<&str>| {
+            SocketAccess::from_settings(
+                mode.map(|mode| mode.parse().unwrap()),
+                group.map(|group| group.parse().unwrap()),
+            )
         };
-        assert_eq!(printed(None, None), Ok(SocketAccess::default()));
-        assert_eq!(printed(None, Some("kvm")).unwrap().to_string(), ", mode 660, group kvm");
-        assert_eq!(printed(Some("666"), Some("108")).unwrap().to_string(), ", mode 666, group 108");
-        assert_eq!(printed(None, None).unwrap().to_string(), "", "earlier releases describe a socket like this");
-        assert!(printed(Some("600"), Some("kvm")).unwrap_err().contains("660 lets it connect"));
-        assert_eq!(printed(None, Some("108")).unwrap().group_number().unwrap(), Some(108));
+        assert_eq!(access(None, None), Ok(SocketAccess::default()));
+        assert_eq!(access(None, Some("kvm")).unwrap().to_string(), ", mode 660, group kvm");
+        assert_eq!(access(Some("666"), Some("108")).unwrap().to_string(), ", mode 666, group 108");
+        assert_eq!(access(None, None).unwrap().to_string(), "", "earlier releases describe a socket like this");
+        assert!(access(Some("600"), Some("kvm")).unwrap_err().contains("660 lets it connect"));
+        assert_eq!(access(None, Some("108")).unwrap().group_number().unwrap(), Some(108));
     }
 
     #[test]

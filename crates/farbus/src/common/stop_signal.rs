@@ -9,7 +9,7 @@ use farbus_io_net::link::ThreadWaker;
 /// Asks a serving thread to end: a flag, and an event that wakes the thread. Clones ask the same thread.
 #[derive(Clone, Debug)]
 pub struct StopSignal {
-    wanted: Arc<AtomicBool>,
+    is_given: Arc<AtomicBool>,
     wake: Arc<ThreadWaker>,
 }
 
@@ -24,7 +24,7 @@ impl StopSignal {
 
     /// A signal that has not been given, for a thread that waits on this event.
     pub(crate) fn waking(wake: Arc<ThreadWaker>) -> Self {
-        Self { wanted: Arc::default(), wake }
+        Self { is_given: Arc::default(), wake }
     }
 
     /// The event that wakes the thread, for others that have a reason to wake it.
@@ -39,7 +39,7 @@ impl StopSignal {
 
     /// Asks the thread to end, soon.
     pub fn end(&self) {
-        self.wanted.store(true, Ordering::Release);
+        self.is_given.store(true, Ordering::Release);
         self.wake.wake();
     }
 
@@ -52,6 +52,6 @@ impl StopSignal {
 
     /// Whether the thread is to end; leaves the event as it is.
     pub(crate) fn was_asked(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+        self.is_given.load(Ordering::Acquire)
     }
 }

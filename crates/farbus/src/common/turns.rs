@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn turns_are_given_in_the_order_in_which_they_were_asked_for() {
         let turns = KeyedSemaphore::new(1, LONG);
-        let (tell, reported) = mpsc::channel();
+        let (tell, turns_given) = mpsc::channel();
         let first = turns.take(1, Duration::ZERO, || true);
         thread::scope(|scope| {
             for number in 0..5 {
@@ -151,7 +151,7 @@ mod tests {
                 wait_for(turns, 1, number + 1);
             }
             drop(first);
-            let order: Vec<_> = reported.iter().take(5).collect();
+            let order: Vec<_> = turns_given.iter().take(5).collect();
             assert_eq!(order, (0..5).map(|number| (number, true)).collect::<Vec<_>>());
         });
         assert!(turns.lines().is_empty());

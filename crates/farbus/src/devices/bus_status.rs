@@ -14,15 +14,15 @@ const PLACES_MAX: usize = 64;
 /// The buses of a ledger.
 pub fn bus_statuses(ledger: &HostReservationLedger) -> Vec<BusStatus> {
     let buses = ledger.plans().take(BUSES_MAX).map(|(bus, plan)| {
-        let locations = plan.placements().iter().take(PLACES_MAX).map(|location| {
-            let (device, endpoint) = ledger.asker_of(location.id).unwrap_or_default();
+        let placements = plan.placements().iter().take(PLACES_MAX).map(|placement| {
+            let (device, endpoint) = ledger.asker_of(placement.id).unwrap_or_default();
             PlaceStatus {
                 device: device.to_owned(),
                 endpoint: (endpoint != 0).then(|| format!("{endpoint:#04x}")),
-                start: location.start,
-                every: location.every,
-                packets: location.packets,
-                time_ps: location.time_ps,
+                start: placement.start,
+                every: placement.every,
+                packets: placement.packets,
+                time_ps: placement.time_ps,
             }
         });
         BusStatus {
@@ -38,7 +38,7 @@ pub fn bus_statuses(ledger: &HostReservationLedger) -> Vec<BusStatus> {
             cycle: plan.cycle(),
             asynchronous_ps: plan.reservation_ps(),
             free_ps: (0..plan.cycle().min(INTERVALS_MAX)).map(|interval| plan.free_ps(interval)).collect(),
-            places: locations.collect(),
+            places: placements.collect(),
         }
     });
     buses.collect()

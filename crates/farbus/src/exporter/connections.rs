@@ -208,12 +208,12 @@ impl ConnectionHandler for ExporterState {
 
 /// Tells a paired host that its connection has no place, as its protocol can.
 fn tell_why(shared: &ExporterState, protocol: LinkProtocol, link: &Link, error: &io::Error) {
-    let reported = match protocol {
+    let answered = match protocol {
         LinkProtocol::Control => questions::refuse(link, &error.to_string()),
         LinkProtocol::Session => shared.native.refuse(link),
         LinkProtocol::UsbIp | LinkProtocol::Pairing => Ok(()),
     };
-    if let Err(error) = reported {
+    if let Err(error) = answered {
         debug!(peer = link.peer(), %error, "it was not told why it was turned away");
     }
     link.shut_down();
@@ -233,9 +233,9 @@ pub fn recheck(shared: &ExporterState, trust: &TrustStore) {
             let held = session.device().or_else(|| session.observes.get().cloned());
             let device = held.and_then(|bus_id| names.get(&bus_id));
             let is_lent = device.is_some_and(|(name, _)| permissions.lent_to(session.visitor, name) == Some(true));
-            let wanted = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
+            let needed = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
             let device = device.map(|(name, _)| name.as_str());
-            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, wanted)) {
+            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, needed)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");
                 session.end();
             }

@@ -45,7 +45,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         return Err(not(attribute, &error, "it takes a USB device of the same make, at the same speed"));
     }
     drop(twin);
-    let (device, to, plug_location_maps, bus_id) =
+    let (device, to, plugs, bus_id) =
         (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
     let (plug, on_moved) = (PlugLocation::of(&found), share.on_moved(&bus_id));
     let wait = move || {
@@ -60,7 +60,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
                     asked_again = report.asked_again,
                     "swapped for its twin"
                 );
-                plug_location_maps.put(&bus_id, plug);
+                plugs.put(&bus_id, plug);
                 on_moved();
                 run.end(DONE, |status| {
                     status.quiet_ms = report.quiet.as_secs_f64() * 1e3;

@@ -114,8 +114,8 @@ pub fn holders(name: &str) -> Result<Vec<String>, CommandFailure> {
 /// How long the device with this name is held at most while it migrates.
 pub fn longest_hold(name: &str) -> Result<Duration, CommandFailure> {
     // A process of an earlier release says nothing.
-    let stated = attached(name)?.iter().find_map(|device| device["hold_ms"].as_u64());
-    Ok(stated.map_or(HOLD, Duration::from_millis))
+    let hold_ms = attached(name)?.iter().find_map(|device| device["hold_ms"].as_u64());
+    Ok(hold_ms.map_or(HOLD, Duration::from_millis))
 }
 
 /// Waits until no program has it open, for this time at most; says whether that happened.

@@ -674,7 +674,7 @@ impl UsbSwap {
             twin.give_back();
             return Err((FailureKind::Refused, "it was cancelled".to_owned()));
         }
-        let (waiting, reported) = mpsc::sync_channel(1);
+        let (waiting, outcome) = mpsc::sync_channel(1);
         let replaced_by = (!same_target(to, &self.0.target.to_string())).then(|| to.to_owned());
         let tell = UsbSwapReply { swap: self.clone(), replaced_by, session: twin.session(), waiting };
         let order = UsbSwapOrder { twin: Box::new(twin), tell };
@@ -691,7 +691,7 @@ impl UsbSwap {
         }
         self.0.has_order.store(true, Ordering::Release);
         self.0.wake.wake();
-        match reported.recv_timeout(EXCHANGE_TIME_MAX) {
+        match outcome.recv_timeout(EXCHANGE_TIME_MAX) {
             Ok(Ok((left, report))) => Ok((*left, report)),
             Ok(Err((attribute, why, twin))) => {
                 twin.into_iter().for_each(|twin| twin.give_back());
@@ -818,7 +818,7 @@ mod tests {
         }
 
         fn exchange(&mut self, twin: AttachedUsb, refusal: Option<&str>) -> Receiver<UsbSwapOutcome> {
-            let (waiting, reported) = mpsc::sync_channel(1);
+            let (waiting, outcome) = mpsc::sync_channel(1);
             let replaced_by = Some("usb:1-2".to_owned());
             let tell = UsbSwapReply { swap: self.swap.clone(), replaced_by, session: None, waiting };
             let order = UsbSwapOrder { twin: Box::new(twin), tell };
@@ -827,7 +827,7 @@ mod tests {
                 self.now = self.now + Duration::from_millis(1);
                 Device::handle_timeout(&mut self.device, self.now, &mut self.done);
             }
-            reported
+            outcome
         }
     }
 

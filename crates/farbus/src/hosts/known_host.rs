@@ -48,7 +48,7 @@ pub struct KnownHost {
     trust: TrustStore,
     peer: Peer,
     /// The name and port as they were given.
-    wanted: String,
+    given_address: String,
     address: String,
     /// Whether `address` differs from the remembered one.
     is_elsewhere: bool,
@@ -96,8 +96,8 @@ impl KnownHost {
             }
             _ => remembered,
         };
-        let (wanted, is_elsewhere, proved) = (address.to_owned(), false, Arc::default());
-        Self { trust, peer, wanted, address: at, is_elsewhere, proved }
+        let (given_address, is_elsewhere, proved) = (address.to_owned(), false, Arc::default());
+        Self { trust, peer, given_address, address: at, is_elsewhere, proved }
     }
 
     /// This paired host, reached at `address` (`HOST:PORT`) instead of its remembered address.
@@ -114,7 +114,8 @@ impl KnownHost {
             return self.clone();
         }
         // An unreadable list is reported where it is needed for trust.
-        let now = Self::find(&self.wanted).ok().flatten().filter(|now| now.peer.fingerprint == self.peer.fingerprint);
+        let now =
+            Self::find(&self.given_address).ok().flatten().filter(|now| now.peer.fingerprint == self.peer.fingerprint);
         now.unwrap_or_else(|| self.clone())
     }
 
@@ -144,8 +145,8 @@ impl KnownHost {
     }
 
     /// The name and port as they were given.
-    pub fn requested(&self) -> &str {
-        &self.wanted
+    pub fn given_address(&self) -> &str {
+        &self.given_address
     }
 
     /// Encrypts `link`, which leads to the host's likely address, and checks the host's key.
@@ -220,13 +221,13 @@ impl KnownHost {
     }
 }
 
-/// Remembers that the paired host which `asked` (`NAME:PORT`) names proved its key at `at`. Running sessions are not
+/// Remembers that the paired host which `address` (`NAME:PORT`) names proved its key at `at`. Running sessions are not
 /// affected: they keep their links, and reconnect to the address at which the host proved its key to them.
 ///
 /// # Errors
 /// The list of paired hosts cannot be changed.
-pub fn remember(wanted: &str, at: SocketAddr) -> io::Result<()> {
-    let name = wanted.rsplit_once(':').map_or(wanted, |(name, _)| name);
+pub fn remember(address: &str, at: SocketAddr) -> io::Result<()> {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     let folder = HostFolder::of_user().map_err(io::Error::other)?;
     let at = SocketAddr::new(at.ip().to_canonical(), at.port()).to_string();
     let changed = PairedHostList::change(&folder, |peers| {

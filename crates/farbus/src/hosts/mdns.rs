@@ -199,7 +199,7 @@ pub fn run() -> io::Result<()> {
         }
         let Some(parcel) = passage.receive()? else { return Ok(()) };
         let answer = match serde_json::from_slice(&parcel.bytes) {
-            Ok(MdnsRequest::Announce(mdns_announcements)) => announce(&mut announcer, &name, mdns_announcements),
+            Ok(MdnsRequest::Announce(announcements)) => announce(&mut announcer, &name, announcements),
             Ok(MdnsRequest::Find(host)) => MdnsReply::Found(reach::ask_around(&host)),
             Err(error) => MdnsReply::Failed(format!("not a question: {error}")),
         };

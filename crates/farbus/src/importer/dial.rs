@@ -74,7 +74,7 @@ pub fn search(
                     && is_news
                     && let Err(error) = system.remember(known, at)
                 {
-                    debug!(host = known.requested(), %at, %error, "where it is now is not remembered");
+                    debug!(host = known.given_address(), %at, %error, "where it is now is not remembered");
                 }
                 return Ok(link);
             }

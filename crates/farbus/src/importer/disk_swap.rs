@@ -544,8 +544,8 @@ impl OldDisk {
 
     /// The copy is the device. If the exporter does not hear it, it knows that it may be.
     fn note_switched(&self, disk: &str) {
-        let reported = self.session.as_ref().filter(|_| self.unable.is_none());
-        if let Some(answer) = reported.map(|session| session.tell(DiskMoveStep::Moved, STEP_TIME_MAX))
+        let session = self.session.as_ref().filter(|_| self.unable.is_none());
+        if let Some(answer) = session.map(|session| session.tell(DiskMoveStep::Moved, STEP_TIME_MAX))
             && answer != StepAnswer::Noted
         {
             warn!(
@@ -641,8 +641,8 @@ impl SwapDisk {
         client: &ImporterClient,
     ) -> Result<(Self, PendingBlockRequests, BoottimeClock), DiskRestoreError> {
         let wrong = |what: String| DiskRestoreError(io::Error::new(io::ErrorKind::InvalidData, what));
-        let location = from.bytes("place")?;
-        let text = String::from_utf8_lossy(location);
+        let target_bytes = from.bytes("place")?;
+        let text = String::from_utf8_lossy(target_bytes);
         let target: DeviceTarget = text.parse().map_err(wrong)?;
         let saved = from.bytes("disk")?;
         let other = |error: ClientError| DiskRestoreError(io::Error::other(error));
@@ -788,9 +788,9 @@ impl BlockLayer for SwapDisk {
         match self.swap.elsewhere() {
             None => BlockDevice::save(&mut self.disk, now),
             Some((_, false)) => None,
-            Some((location, true)) => {
+            Some((target, true)) => {
                 let mut to = SnapshotWriter::new(ELSEWHERE_KIND);
-                to.bytes(location.as_bytes());
+                to.bytes(target.as_bytes());
                 to.bytes(&self.disk.save_away(now)?);
                 Some(to.into_bytes())
             }

@@ -363,7 +363,7 @@ impl BulkOnlyInitiator {
                     self.fail(now, fault);
                 }
             }
-            BulkOnlyInitiatorPhase::Asking => self.wanted(done),
+            BulkOnlyInitiatorPhase::Asking => self.control_landed(done),
             BulkOnlyInitiatorPhase::Climbing(rung) => self.climbed(now, rung, &done),
             BulkOnlyInitiatorPhase::Draining if done.status == UrbStatus::Gone => {
                 self.fault = Some(TransportFault::Gone)
@@ -372,7 +372,7 @@ impl BulkOnlyInitiator {
         }
     }
 
-    fn wanted(&mut self, done: UrbCompletion) {
+    fn control_landed(&mut self, done: UrbCompletion) {
         self.look_for_death(done.status);
         let passed = matches!(done.status, UrbStatus::Ok | UrbStatus::Short);
         let result = match done.status {

@@ -162,7 +162,7 @@ pub(super) struct EraseOperation {
     /// Zeros being written.
     write: Option<WriteOperation>,
     /// The range that the command in flight names, and by which command.
-    wanted: Option<(u64, EraseCommand)>,
+    in_flight: Option<(u64, EraseCommand)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -180,7 +180,7 @@ impl EraseOperation {
             offset = offset.next_multiple_of(block_bytes);
             end = (end - end % block_bytes).max(offset);
         }
-        Self { what, offset, end, write: None, wanted: None }
+        Self { what, offset, end, write: None, in_flight: None }
     }
 
     pub fn next(&mut self, info: &mut DiskInfo, last: LastReply) -> OperationStep {
@@ -189,7 +189,7 @@ impl EraseOperation {
                 OperationStep::Finish(Ok(_)) => self.write = None,
                 step => return step,
             }
-        } else if let Some((bytes, how)) = self.wanted.take() {
+        } else if let Some((bytes, how)) = self.in_flight.take() {
             match (last, how) {
                 // The device announced the command but does not know it: it is not used again.
                 (Some(Err(DiskError::IllegalRequest(_))), EraseCommand::Unmap) => info.unmap_blocks_max = None,
@@ -216,7 +216,7 @@ impl EraseOperation {
         }
         let block = self.offset / block_bytes;
         let count = ((whole_end - self.offset) / block_bytes).min(blocks_max.into()) as u32;
-        self.wanted = Some((u64::from(count) * block_bytes, how));
+        self.in_flight = Some((u64::from(count) * block_bytes, how));
         OperationStep::Run(match how {
             EraseCommand::Unmap => DiskCommand::out(Cdb::unmap(), scsi::unmap_list(block, count).into()),
             EraseCommand::WriteSame => {

@@ -35,9 +35,9 @@ impl MadeUp {
         let change_before = Arc::clone(&before_each);
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
-                let mut wanted = String::new();
-                let _ = BufReader::new(&stream).read_line(&mut wanted);
-                let answer = match serde_json::from_str::<Value>(&wanted) {
+                let mut line = String::new();
+                let _ = BufReader::new(&stream).read_line(&mut line);
+                let answer = match serde_json::from_str::<Value>(&line) {
                     Ok(question) if question["ask"] == "status" => {
                         let mut devices = for_thread.lock().unwrap();
                         (change_before.lock().unwrap())(&mut devices);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::super::disk_clients::HANGS;
 use super::super::harness::{Harness, has, has_program};
-use super::scene::{FrontEnd, Said};
+use super::scene::{FrontEnd, WriterCounters};
 use super::store::{file_of, is_done, while_no_loop_device_is_made};
 
 /// The size of its disk.
@@ -59,7 +59,7 @@ pub fn can_run() -> bool {
 /// The database, and what it was told.
 pub struct Database<'h, 's> {
     front: &'s FrontEnd<'h>,
-    printed: &'s Said,
+    counters: &'s WriterCounters,
     /// The number of faults that are over.
     turn: &'s AtomicU64,
     at: PathBuf,
@@ -71,10 +71,10 @@ pub struct Database<'h, 's> {
 }
 
 impl<'h, 's> Database<'h, 's> {
-    pub fn new(harness: &Harness, front: &'s FrontEnd<'h>, printed: &'s Said, turn: &'s AtomicU64) -> Self {
+    pub fn new(harness: &Harness, front: &'s FrontEnd<'h>, counters: &'s WriterCounters, turn: &'s AtomicU64) -> Self {
         let at = harness.path("database");
         std::fs::create_dir_all(&at).unwrap();
-        Self { front, printed, turn, at, is_made: false, committed: 0, checks: 0 }
+        Self { front, counters, turn, at, is_made: false, committed: 0, checks: 0 }
     }
 
     /// Works until told to stop.
@@ -110,7 +110,7 @@ impl<'h, 's> Database<'h, 's> {
             }
         }
         if !process.wait().is_ok_and(|status| status.success()) {
-            self.printed.errors.fetch_add(1, Ordering::AcqRel);
+            self.counters.errors.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -120,8 +120,8 @@ impl<'h, 's> Database<'h, 's> {
         match word {
             "committed" => {
                 self.committed = number;
-                self.printed.requests.fetch_add(1, Ordering::AcqRel);
-                self.printed.settled.fetch_max(turn, Ordering::AcqRel);
+                self.counters.requests.fetch_add(1, Ordering::AcqRel);
+                self.counters.settled.fetch_max(turn, Ordering::AcqRel);
             }
             "found" if number < self.committed => {
                 self.wrong(format!("commit {number} is the last, after {} was acknowledged", self.committed));
@@ -134,8 +134,8 @@ impl<'h, 's> Database<'h, 's> {
     }
 
     fn wrong(&self, text: String) {
-        self.printed.wrong.lock().unwrap().bytes_lost += 1;
-        self.printed.first.lock().unwrap().get_or_insert(text);
+        self.counters.wrong.lock().unwrap().bytes_lost += 1;
+        self.counters.first.lock().unwrap().get_or_insert(text);
     }
 
     /// Mounts the file system, which repeats its journal, unmounts and checks it. An error may be that of a disk that
@@ -149,7 +149,7 @@ impl<'h, 's> Database<'h, 's> {
         let is_whole = checked.status.success();
         self.checks += u64::from(is_whole);
         let message = format!("the file system is wrong: {}", String::from_utf8_lossy(&checked.stdout));
-        let mut first = self.printed.first.lock().unwrap();
+        let mut first = self.counters.first.lock().unwrap();
         match (is_whole, &*first) {
             (false, None) => *first = Some(message),
             (true, Some(text)) if text.starts_with("the file system") => *first = None,
@@ -181,17 +181,17 @@ impl<'h, 's> Database<'h, 's> {
     /// Looks at what is left on the medium: every commit that was acknowledged has to be there.
     pub fn compare_durable(&mut self, disk: &Path) {
         let device = Looped::over(disk).expect("the disk is there");
-        assert!(self.is_whole(&device), "{:?}", self.printed.first.lock().unwrap());
+        assert!(self.is_whole(&device), "{:?}", self.counters.first.lock().unwrap());
         let looked = self.program(&device, &["look"]).wait_with_output().unwrap();
         let looked = String::from_utf8_lossy(&looked.stdout).into_owned();
         assert!(looked.starts_with("found "), "{looked}");
         looked.lines().for_each(|line| self.hear(line, 0));
-        assert_eq!(self.printed.wrong.lock().unwrap().bytes_lost, 0, "{:?}", self.printed.first.lock().unwrap());
+        assert_eq!(self.counters.wrong.lock().unwrap().bytes_lost, 0, "{:?}", self.counters.first.lock().unwrap());
     }
 
     /// In a few words.
     pub fn described(&self) -> String {
-        let errors = self.printed.errors.load(Ordering::Acquire);
+        let errors = self.counters.errors.load(Ordering::Acquire);
         format!(
             "{} commits, {errors} errors told, {} checks of the file system, each without an error",
             self.committed, self.checks

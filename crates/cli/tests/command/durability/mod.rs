@@ -40,7 +40,8 @@ use database::Database;
 use model::{SECTOR, Sectors};
 use random::Random;
 use scene::{
-    DISK_BYTES, Exporter, FrontEnd, SECTORS, Said, WRITERS, Writer, address_space, descriptors, wait_until_settled,
+    DISK_BYTES, Exporter, FrontEnd, SECTORS, WRITERS, Writer, WriterCounters, address_space, descriptors,
+    wait_until_settled,
 };
 use store::{Disk, Failing, while_no_loop_device_is_made};
 
@@ -180,7 +181,7 @@ struct Scene<'h, 's> {
     cutter: Cutter,
     disks: &'s mut [Disk],
     fronts: &'s [FrontEnd<'h>],
-    printed: &'s [Said],
+    counters: &'s [WriterCounters],
     stop_max: Duration,
 }
 
@@ -226,7 +227,7 @@ impl Scene<'_, '_> {
     }
 
     fn requests(&self) -> u64 {
-        self.printed.iter().map(|printed| printed.requests.load(Ordering::Acquire)).sum()
+        self.counters.iter().map(|counters| counters.requests.load(Ordering::Acquire)).sum()
     }
 
     fn wait_for_requests(&self, count: u64) {
@@ -241,7 +242,7 @@ impl Scene<'_, '_> {
     /// a second, and starts the exporter again.
     fn fail(&mut self, disk: usize, failing: Failing, span: Duration) -> Option<usize> {
         let errors = || -> u64 {
-            self.printed[users_of(disk)].iter().map(|printed| printed.errors.load(Ordering::Acquire)).sum()
+            self.counters[users_of(disk)].iter().map(|counters| counters.errors.load(Ordering::Acquire)).sum()
         };
         let (before, began) = (errors(), Instant::now());
         self.disks[disk].fail(failing);
@@ -354,7 +355,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     let vias = ["fuse", "nbd", "nbd", "fuse"];
     let fronts: Vec<FrontEnd<'_>> =
         vias.into_iter().enumerate().map(|(disk, via)| FrontEnd::new(&harness, via, format!("d{disk}"))).collect();
-    let printed: Vec<Said> = (0..users_of(DATABASE).end).map(|_| Said::default()).collect();
+    let counters: Vec<WriterCounters> = (0..users_of(DATABASE).end).map(|_| WriterCounters::default()).collect();
     let clients: Vec<Box<dyn Client>> = (0..users_of(DATABASE).start)
         .map(|writer| -> Box<dyn Client> {
             let front = &fronts[writer / WRITERS];
@@ -371,11 +372,11 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
 
     let (turn, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let stop_max = Duration::from_secs(stop_s);
-    let mut scene = Scene { exporter, desk, cutter, disks: &mut disks, fronts: &fronts, printed: &printed, stop_max };
+    let mut scene = Scene { exporter, desk, cutter, disks: &mut disks, fronts: &fronts, counters: &counters, stop_max };
     let mut rows = [Row::default(); KINDS.len()];
     let began = Instant::now();
     let (writers, database) = thread::scope(|s| {
-        let database = Database::new(&harness, &fronts[DATABASE], &printed[users_of(DATABASE).start], &turn);
+        let database = Database::new(&harness, &fronts[DATABASE], &counters[users_of(DATABASE).start], &turn);
         let database = s.spawn(|| database.work(&is_over));
         let writers: Vec<_> = clients
             .into_iter()
@@ -389,7 +390,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
                     first_byte: (part * SECTORS * SECTOR) as u64,
                     sectors: Sectors::new(number as u32 + 1, SECTORS, view),
                     random: Random::new(seed << 16 | number as u64),
-                    printed: &printed[number],
+                    counters: &counters[number],
                     turn: &turn,
                 };
                 s.spawn(|| writer.work(&is_over))
@@ -397,7 +398,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             .collect();
         let on_panic = SetOnDrop(&is_over);
         turn.store(1, Ordering::Release);
-        wait_until_settled(&printed, 1, PATIENCE).expect("each writer begins");
+        wait_until_settled(&counters, 1, PATIENCE).expect("each writer begins");
         let mut faults = faults(seed, count, &only);
         if previous.is_some() {
             // What else happens to the previous release is not this campaign's.
@@ -408,7 +409,7 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
             let (kind, name) = KINDS[fault.kind];
             let row = &mut rows[fault.kind];
             play(&mut scene, (at, name), kind, fault.choice, &turn, row);
-            assert!(row.is_within_limits(), "{name}: {:?}\nagain: {again}", firsts(&printed));
+            assert!(row.is_within_limits(), "{name}: {:?}\nagain: {again}", firsts(&counters));
         }
         drop(on_panic);
         let writers = writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>();
@@ -416,12 +417,12 @@ fn no_fault_loses_a_flushed_byte_shows_an_old_one_or_hides_an_error() {
     });
     let database = finish(&mut scene, writers, database, &again);
     drop(scene);
-    print_table(&rows, seed, began.elapsed(), &disks, &printed);
+    print_table(&rows, seed, began.elapsed(), &disks, &counters);
     println!("the database: {database}");
 }
 
-fn firsts(printed: &[Said]) -> Vec<String> {
-    printed.iter().filter_map(|printed| printed.first.lock().unwrap().clone()).collect()
+fn firsts(counters: &[WriterCounters]) -> Vec<String> {
+    counters.iter().filter_map(|counters| counters.first.lock().unwrap().clone()).collect()
 }
 
 /// Makes one fault, waits until all go on, and counts.
@@ -433,21 +434,21 @@ fn play(
     turn: &AtomicU64,
     row: &mut Row,
 ) {
-    let sum = |count: fn(&Said) -> u64| scene.printed.iter().map(count).sum::<u64>();
-    let errors: fn(&Said) -> u64 = |printed| printed.errors.load(Ordering::Acquire);
-    let hangs: fn(&Said) -> u64 = |printed| printed.hangs.load(Ordering::Acquire);
-    let bytes: fn(&Said) -> u64 = |printed| printed.wrong.lock().unwrap().bytes_lost;
-    let stale: fn(&Said) -> u64 = |printed| printed.wrong.lock().unwrap().stale_reads;
+    let sum = |count: fn(&WriterCounters) -> u64| scene.counters.iter().map(count).sum::<u64>();
+    let errors: fn(&WriterCounters) -> u64 = |counters| counters.errors.load(Ordering::Acquire);
+    let hangs: fn(&WriterCounters) -> u64 = |counters| counters.hangs.load(Ordering::Acquire);
+    let bytes: fn(&WriterCounters) -> u64 = |counters| counters.wrong.lock().unwrap().bytes_lost;
+    let stale: fn(&WriterCounters) -> u64 = |counters| counters.wrong.lock().unwrap().stale_reads;
     let before = [errors, hangs, bytes, stale].map(sum);
-    let reported: Vec<u64> = scene.printed.iter().map(errors).collect();
+    let errors_before: Vec<u64> = scene.counters.iter().map(errors).collect();
     let began = Instant::now();
     let failed = scene.make(kind, choice);
     let made = began.elapsed();
     let disk = Random::new(choice).below(scene.disks.len() as u64) as usize;
     row.ended += scene.attach_again(matches!(kind, ImporterKilled | PowerCutOfBoth), disk);
     let now = turn.fetch_add(1, Ordering::AcqRel) + 1;
-    let settled = wait_until_settled(scene.printed, now, HANGS);
-    let sum = |count: fn(&Said) -> u64| scene.printed.iter().map(count).sum::<u64>();
+    let settled = wait_until_settled(scene.counters, now, HANGS);
+    let sum = |count: fn(&WriterCounters) -> u64| scene.counters.iter().map(count).sum::<u64>();
     let after = [errors, hangs, bytes, stale].map(sum);
     let grown = |which: usize| after[which] - before[which];
     row.faults += 1;
@@ -463,7 +464,7 @@ fn play(
         }
     }
     if let Some(disk) = failed {
-        let is_told = users_of(disk).any(|writer| errors(&scene.printed[writer]) > reported[writer]);
+        let is_told = users_of(disk).any(|writer| errors(&scene.counters[writer]) > errors_before[writer]);
         row.errors_not_told += u64::from(!is_told);
     }
     println!(
@@ -490,7 +491,7 @@ fn finish(scene: &mut Scene<'_, '_>, mut writers: Vec<Sectors>, mut database: Da
     database.described()
 }
 
-fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], printed: &[Said]) {
+fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], counters: &[WriterCounters]) {
     println!(
         "| fault | times | bytes lost | stale reads | hangs | errors not told | errors told | attachments ended | flush again within |"
     );
@@ -500,7 +501,7 @@ fn print_table(rows: &[Row], seed: u64, took: Duration, disks: &[Disk], printed:
     for (row, (_, name)) in rows.iter().zip(KINDS).filter(|(row, _)| row.faults > 0) {
         row.print(name);
     }
-    let requests: u64 = printed.iter().map(|printed| printed.requests.load(Ordering::Acquire)).sum();
+    let requests: u64 = counters.iter().map(|counters| counters.requests.load(Ordering::Acquire)).sum();
     let forgotten: u64 = disks.iter().map(Disk::forgotten).sum();
     println!("{requests} requests in {took:.1?}; the media forgot {forgotten} sectors that were not flushed");
     if let Ok(path) = std::env::var("FARBUS_DURABILITY_JSON") {

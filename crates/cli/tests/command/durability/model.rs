@@ -139,7 +139,7 @@ impl Sectors {
     }
 
     /// The writer was told that what it has not flushed may be lost.
-    pub fn reported(&mut self) {
+    pub fn note_loss_report(&mut self) {
         for state in &mut self.states {
             state.is_uncertain |= !state.since.is_empty();
             state.is_suspect = false;

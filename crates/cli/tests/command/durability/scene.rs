@@ -292,7 +292,7 @@ impl<'h> FrontEnd<'h> {
 
 /// What a writer has to say while it works.
 #[derive(Default)]
-pub struct Said {
+pub struct WriterCounters {
     /// The latest number of [`Said::turn`] that a successful flush began with.
     pub settled: AtomicU64,
     /// Errors that it was told.
@@ -310,7 +310,7 @@ pub struct Writer<'h, 's> {
     pub first_byte: u64,
     pub sectors: Sectors,
     pub random: Random,
-    pub printed: &'s Said,
+    pub counters: &'s WriterCounters,
     /// The number of faults that are over.
     pub turn: &'s AtomicU64,
 }
@@ -324,7 +324,7 @@ impl Writer<'_, '_> {
             open_soon(&mut *self.client, || is_over.load(Ordering::Acquire));
             // Its attachment continues until it is told otherwise.
             while !is_over.load(Ordering::Acquire) && self.one_round(is_over) {}
-            self.sectors.reported();
+            self.sectors.note_loss_report();
         }
         self.sectors
     }
@@ -375,32 +375,32 @@ impl Writer<'_, '_> {
             None => {
                 self.sectors.flushed();
                 self.tell();
-                self.printed.settled.fetch_max(turn, Ordering::AcqRel);
+                self.counters.settled.fetch_max(turn, Ordering::AcqRel);
                 true
             }
             Some(is_there) => {
-                self.sectors.reported();
+                self.sectors.note_loss_report();
                 is_there
             }
         }
     }
 
     fn tell(&self) {
-        *self.printed.wrong.lock().unwrap() = self.sectors.wrong;
+        *self.counters.wrong.lock().unwrap() = self.sectors.wrong;
         if let Some(first) = &self.sectors.first {
-            self.printed.first.lock().unwrap().get_or_insert_with(|| first.clone());
+            self.counters.first.lock().unwrap().get_or_insert_with(|| first.clone());
         }
     }
 
     /// Counts a request's answer: `None` for success, or whether the front end is still there.
     fn heard(&self, result: std::io::Result<()>) -> Option<bool> {
-        self.printed.requests.fetch_add(1, Ordering::AcqRel);
+        self.counters.requests.fetch_add(1, Ordering::AcqRel);
         let error = result.err()?;
-        self.printed.errors.fetch_add(1, Ordering::AcqRel);
+        self.counters.errors.fetch_add(1, Ordering::AcqRel);
         if is_hang(&error) {
-            self.printed.hangs.fetch_add(1, Ordering::AcqRel);
+            self.counters.hangs.fetch_add(1, Ordering::AcqRel);
             let text = format!("{}: no answer within {HANGS:?}", self.front.device);
-            self.printed.first.lock().unwrap().get_or_insert(text);
+            self.counters.first.lock().unwrap().get_or_insert(text);
         }
         Some(is_answer(&error))
     }
@@ -408,10 +408,10 @@ impl Writer<'_, '_> {
 
 /// Waits until each writer has made a flush that began after the faults so far; returns how long it took, or which
 /// writers did not.
-pub fn wait_until_settled(all: &[Said], turn: u64, within: Duration) -> Result<Duration, Vec<usize>> {
+pub fn wait_until_settled(all: &[WriterCounters], turn: u64, within: Duration) -> Result<Duration, Vec<usize>> {
     let began = Instant::now();
     let late = || -> Vec<usize> {
-        let is_late = |printed: &Said| printed.settled.load(Ordering::Acquire) < turn;
+        let is_late = |counters: &WriterCounters| counters.settled.load(Ordering::Acquire) < turn;
         (0..all.len()).filter(|&writer| is_late(&all[writer])).collect()
     };
     loop {

@@ -112,7 +112,7 @@ impl PeerIdentity {
     }
 }
 
-/// Decides the place of a new connection of `visitor` among those that are `present`. A known peer may use
+/// Decides the class of a new connection of `visitor` among those that are `present`. A known peer may use
 /// `devices_max` devices, and have as many connections.
 ///
 /// Peers known by address only are counted against [`STRANGERS_MAX`], and known ones apart from them against
@@ -122,26 +122,26 @@ impl PeerIdentity {
 ///
 /// # Errors
 /// [`QuotaError`] if the connection is to be closed unread, or told so by its protocol.
-pub fn location(
+pub fn class_of_connection(
     visitor: PeerIdentity,
     devices_max: usize,
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<ConnectionClass, QuotaError> {
     let is_known = visitor.is_known();
     let (mut all, mut own, mut surplus) = (0, 0, 0);
-    let is_counted = |(who, location): &(PeerIdentity, ConnectionClass)| {
-        who.is_known() == is_known && matches!(location, ConnectionClass::Own | ConnectionClass::Surplus)
+    let is_counted = |(who, class): &(PeerIdentity, ConnectionClass)| {
+        who.is_known() == is_known && matches!(class, ConnectionClass::Own | ConnectionClass::Surplus)
     };
     for (who, class) in present.into_iter().filter(is_counted) {
         all += 1;
         own += usize::from(who == visitor && class == ConnectionClass::Own);
         surplus += usize::from(class == ConnectionClass::Surplus);
     }
-    let (positions, own_max, surplus_max) = match is_known {
+    let (places, own_max, surplus_max) = match is_known {
         true => (devices_max.saturating_mul(KNOWN_PEERS_FULL), devices_max, KNOWN_SURPLUS_MAX),
         false => (STRANGERS_MAX, STRANGERS_MAX, SURPLUS_MAX),
     };
-    let left = positions.saturating_sub(all);
+    let left = places.saturating_sub(all);
     match () {
         () if own < left.min(own_max) => Ok(ConnectionClass::Own),
         // The surplus of known peers has places of its own: their devices cannot take it.
@@ -161,7 +161,7 @@ pub fn place_of_questions(
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<ConnectionClass, QuotaError> {
     let (mut all, mut own) = (0, 0);
-    for (who, _) in present.into_iter().filter(|(_, location)| *location == ConnectionClass::Questions) {
+    for (who, _) in present.into_iter().filter(|(_, class)| *class == ConnectionClass::Questions) {
         all += 1;
         own += usize::from(who == visitor);
     }
@@ -183,7 +183,7 @@ pub fn may_use_another(
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<(), QuotaError> {
     let is_its_own =
-        |(who, location): &(PeerIdentity, ConnectionClass)| *who == visitor && *location == ConnectionClass::Within;
+        |(who, class): &(PeerIdentity, ConnectionClass)| *who == visitor && *class == ConnectionClass::Within;
     let used = present.into_iter().filter(is_its_own).count();
     if !visitor.is_known() || used < devices_max { Ok(()) } else { Err(QuotaError::Devices(devices_max)) }
 }
@@ -225,19 +225,19 @@ mod tests {
         let mut shares = Vec::new();
         for greedy in 1..=9 {
             let before = present.len();
-            while location(from(greedy), DEVICES_MAX, present.iter().copied()) == Ok(ConnectionClass::Own) {
+            while class_of_connection(from(greedy), DEVICES_MAX, present.iter().copied()) == Ok(ConnectionClass::Own) {
                 present.push((from(greedy), ConnectionClass::Own));
             }
             shares.push(present.len() - before);
         }
         assert_eq!(shares, [256, 128, 64, 32, 16, 8, 4, 2, 1]);
         assert_eq!(
-            location(from(99), DEVICES_MAX, present.iter().copied()),
+            class_of_connection(from(99), DEVICES_MAX, present.iter().copied()),
             Ok(ConnectionClass::Own),
             "the last place is anybody's"
         );
         present.push((from(99), ConnectionClass::Own));
-        assert_eq!(location(from(100), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
+        assert_eq!(class_of_connection(from(100), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
     }
 
     #[test]
@@ -245,22 +245,25 @@ mod tests {
         let mut present = vec![(from(1), ConnectionClass::Own); 200];
         present.extend(vec![(from(1), ConnectionClass::Within); 200]);
         assert_eq!(
-            location(from(1), DEVICES_MAX, present.iter().copied()),
+            class_of_connection(from(1), DEVICES_MAX, present.iter().copied()),
             Ok(ConnectionClass::Own),
             "200 devices, a session each, are 200"
         );
-        assert_eq!(location(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
+        assert_eq!(class_of_connection(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
     }
 
     #[test]
     fn peer_at_its_share_gets_a_few_surplus_connections_and_then_none() {
         let mut present = vec![(from(1), ConnectionClass::Own); 256];
         for _ in 0..SURPLUS_MAX {
-            assert_eq!(location(from(1), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Surplus));
+            assert_eq!(
+                class_of_connection(from(1), DEVICES_MAX, present.iter().copied()),
+                Ok(ConnectionClass::Surplus)
+            );
             present.push((from(1), ConnectionClass::Surplus));
         }
-        assert_eq!(location(from(1), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Share));
-        assert_eq!(location(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
+        assert_eq!(class_of_connection(from(1), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Share));
+        assert_eq!(class_of_connection(from(2), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
     }
 
     fn host(number: u8) -> PeerIdentity {
@@ -270,7 +273,7 @@ mod tests {
     /// Opens connections of `visitor` until it gets no place of its own. Returns how many it got.
     fn fill(visitor: PeerIdentity, devices_max: usize, present: &mut Vec<(PeerIdentity, ConnectionClass)>) -> usize {
         let before = present.len();
-        while location(visitor, devices_max, present.iter().copied()) == Ok(ConnectionClass::Own) {
+        while class_of_connection(visitor, devices_max, present.iter().copied()) == Ok(ConnectionClass::Own) {
             present.push((visitor, ConnectionClass::Own));
         }
         present.len() - before
@@ -281,15 +284,15 @@ mod tests {
         let mut present = Vec::new();
         assert_eq!(fill(host(1), 1000, &mut present), 1000);
         for _ in 0..KNOWN_SURPLUS_MAX {
-            assert_eq!(location(host(1), 1000, present.iter().copied()), Ok(ConnectionClass::Surplus));
+            assert_eq!(class_of_connection(host(1), 1000, present.iter().copied()), Ok(ConnectionClass::Surplus));
             present.push((host(1), ConnectionClass::Surplus));
         }
-        let refused = location(host(1), 1000, present.iter().copied()).unwrap_err();
+        let refused = class_of_connection(host(1), 1000, present.iter().copied()).unwrap_err();
         assert_eq!(refused, QuotaError::Devices(1000));
         assert!(refused.to_string().starts_with("limit peer_devices: it uses 1000 devices here already"));
         assert!(fill(host(2), 1000, &mut present) == 1000 && fill(PeerIdentity::User(0), 1000, &mut present) > 900);
         assert_eq!(
-            location(from(1), 1000, present.iter().copied()),
+            class_of_connection(from(1), 1000, present.iter().copied()),
             Ok(ConnectionClass::Own),
             "strangers are counted apart"
         );
@@ -322,22 +325,27 @@ mod tests {
         let mut present = Vec::new();
         let address = |n: u32| PeerIdentity::from(IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
         for n in 0..1000 {
-            present.extend(location(address(n), DEVICES_MAX, present.iter().copied()).map(|class| (address(n), class)));
+            present.extend(
+                class_of_connection(address(n), DEVICES_MAX, present.iter().copied()).map(|class| (address(n), class)),
+            );
         }
         assert_eq!(present.len(), STRANGERS_MAX);
-        assert_eq!(location(address(2000), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
+        assert_eq!(class_of_connection(address(2000), DEVICES_MAX, present.iter().copied()), Err(QuotaError::Full));
         for n in 0..12 {
-            assert_eq!(location(host(n), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
+            assert_eq!(class_of_connection(host(n), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
             present.push((host(n), ConnectionClass::Own));
         }
-        assert_eq!(location(PeerIdentity::User(0), DEVICES_MAX, present.iter().copied()), Ok(ConnectionClass::Own));
+        assert_eq!(
+            class_of_connection(PeerIdentity::User(0), DEVICES_MAX, present.iter().copied()),
+            Ok(ConnectionClass::Own)
+        );
     }
 
     #[test]
     fn a_flood_of_connections_logs_one_line_in_ten_seconds() {
         let complaint = RefusalLogLimiter::default();
         let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
-        let stated: Vec<_> = (0..25).filter(|&second| complaint.is_due(at(second))).collect();
-        assert_eq!(stated, [0, 10, 20]);
+        let logged_at: Vec<_> = (0..25).filter(|&second| complaint.is_due(at(second))).collect();
+        assert_eq!(logged_at, [0, 10, 20]);
     }
 }

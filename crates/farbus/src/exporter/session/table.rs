@@ -111,7 +111,9 @@ impl SessionTable {
         let devices_max = self.accounts.devices_max();
         let mut sessions = self.lock();
         let now = self.clock.now();
-        let find = || quota::location(visitor, devices_max, sessions.values().filter_map(|session| session.counted()));
+        let find = || {
+            quota::class_of_connection(visitor, devices_max, sessions.values().filter_map(|session| session.counted()))
+        };
         let class = match find() {
             // The oldest idle connection gives way.
             Err(QuotaError::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),

@@ -27,7 +27,7 @@ impl SessionReservation {
     }
 
     /// The report for the importer, where the thread that serves the device has this.
-    pub fn reported(&self, time: ThreadTime) -> ReservationReport {
+    pub fn report_with(&self, time: ThreadTime) -> ReservationReport {
         ReservationReport { thread: self.wants_thread.then_some(time), ..self.report }
     }
 }
@@ -173,9 +173,9 @@ mod tests {
 
     #[test]
     fn thread_that_is_denied_more_keeps_nothing_that_looks_like_it() {
-        let (wanted, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
+        let (budgets, mut thread) = (RefCell::new(Vec::new()), SessionThread::default());
         let schedule = |time: Option<VcpuReserve>| {
-            wanted.borrow_mut().push(time.map(|time| time.budget_ns));
+            budgets.borrow_mut().push(time.map(|time| time.budget_ns));
             match time {
                 Some(VcpuReserve { budget_ns: 200.., .. }) => Err("the rest is promised".to_owned()),
                 _ => Ok(()),
@@ -184,11 +184,11 @@ mod tests {
         let high = |budget_ns| reserved(ReservationCriticality::High, budget_ns, 1000);
         assert_eq!(thread.add("can", &high(100), schedule), ThreadTime::Reserved);
         assert_eq!(thread.add("camera", &high(100), schedule), ThreadTime::Ordinary);
-        assert_eq!(wanted.borrow().as_slice(), [Some(101), Some(202), None]);
+        assert_eq!(budgets.borrow().as_slice(), [Some(101), Some(202), None]);
         let both = [("can", Some(high(100))), ("camera", Some(high(100)))];
         assert_eq!(thread.set(both.into_iter(), schedule), Some(ThreadTime::Ordinary), "which the first did not know");
-        assert_eq!(high(1).reported(ThreadTime::Ordinary).thread, Some(ThreadTime::Ordinary));
+        assert_eq!(high(1).report_with(ThreadTime::Ordinary).thread, Some(ThreadTime::Ordinary));
         let old = SessionReservation { wants_thread: false, ..high(1) };
-        assert_eq!(old.reported(ThreadTime::Reserved), old.report);
+        assert_eq!(old.report_with(ThreadTime::Reserved), old.report);
     }
 }

@@ -419,7 +419,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         if let Some(time) = self.session_thread.set(named, |time| provider.schedule(time)) {
             let reserved = all.iter().filter_map(|(number, _, reserved)| Some((number, (*reserved)?)));
             for (&number, reserved) in reserved.filter(|(_, reserved)| reserved.wants_thread) {
-                self.session.say_report(number, reserved.reported(time));
+                self.session.say_report(number, reserved.report_with(time));
             }
         }
         let reserved = all.into_iter().filter_map(|(_, open, reserved)| Some((open, reserved?.report)));
@@ -775,7 +775,7 @@ impl<H: DeviceProvider> ExporterServices for SessionDeviceOpener<'_, H> {
         Ok(match self.provider.reserved(open) {
             Some(reserved) => {
                 let time = self.session_thread.add(&open.name, &reserved, |time| self.provider.schedule(time));
-                reserved.reported(time)
+                reserved.report_with(time)
             }
             None => report,
         })

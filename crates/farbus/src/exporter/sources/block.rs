@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn parsed_spec_prints_as_an_equivalent_spec() {
-        for (text, printed) in [
+        for (text, canonical) in [
             ("block:/x:y.img", "block:/x:y.img"),
             ("block:a,ro", "block:a,ro"),
             ("block:/dev/sdb,ro,offset=1M,size=10G", "block:/dev/sdb,ro,offset=1048576,size=10737418240"),
@@ -321,9 +321,9 @@ mod tests {
             ("memory:1G,ro", "memory:1073741824,ro"),
         ] {
             let spec: BlockSpec = text.parse().unwrap();
-            assert_eq!(spec.to_string(), printed);
+            assert_eq!(spec.to_string(), canonical);
             assert_eq!(spec.to_string().parse(), Ok(spec.clone()));
-            assert_eq!(spec.view(), printed.split_once(',').map_or("", |(_, view)| view));
+            assert_eq!(spec.view(), canonical.split_once(',').map_or("", |(_, view)| view));
         }
         for wrong in [
             "block",

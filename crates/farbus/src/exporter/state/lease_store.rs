@@ -60,12 +60,12 @@ impl LeaseStore {
         if ahead.len() >= AHEAD_MAX || ahead.contains_key(&device) {
             return;
         }
-        let (tell, reported) = sync_channel(1);
+        let (tell, outcome) = sync_channel(1);
         // Nobody may fetch it.
         let reserve = move || drop(tell.send(system.reserve_lease(&folder, device, latest, above)));
         // Without a further thread it is reserved when it is needed.
         if thread::Builder::new().name("lease-ahead".into()).spawn(reserve).is_ok() {
-            ahead.insert(device, reported);
+            ahead.insert(device, outcome);
         }
     }
 

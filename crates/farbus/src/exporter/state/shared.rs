@@ -83,7 +83,7 @@ pub trait NeighbourResponder: Send + Sync {
     ///
     /// # Errors
     /// Why the host is not answered.
-    fn hear(&self, host: Fingerprint, printed: &str) -> Result<String, String>;
+    fn hear(&self, host: Fingerprint, hex: &str) -> Result<String, String>;
 }
 
 impl ExporterState {

@@ -68,8 +68,8 @@ impl Kernel {
             interface_count: 0,
         };
         let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, "1-1");
-        let wanted: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
-        handshake.handle_transmitted(wanted);
+        let length: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+        handshake.handle_transmitted(length);
         let mut reply = [0x01, 0x11, 0, 3, 0, 0, 0, 0].to_vec();
         record.encode(false, &mut reply);
         handshake.receive_space()[..reply.len()].copy_from_slice(&reply);

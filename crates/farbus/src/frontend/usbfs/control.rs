@@ -63,9 +63,9 @@ fn answer(sources: &[Arc<FarDeviceSource>], program: &str, question: Question, f
     }
 }
 
-/// Whether `asked` names the device: by its name, or with its host.
-fn is_meant(target: &DeviceTarget, wanted: &str) -> bool {
-    wanted == target.device || wanted.parse::<DeviceTarget>().is_ok_and(|device_target| is_same(&device_target, target))
+/// Whether `word` names the device: by its name, or with its host.
+fn is_meant(target: &DeviceTarget, word: &str) -> bool {
+    word == target.device || word.parse::<DeviceTarget>().is_ok_and(|device_target| is_same(&device_target, target))
 }
 
 fn status(source: &FarDeviceSource, program: &str) -> AttachmentStatus {

@@ -42,9 +42,9 @@ pub struct ProgramProcessSetup {
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
 /// that failed, when it has told `parent` why: the exit code.
-pub fn become_program(parent: OwnedFd, reported: &ProgramProcessSetup, program: &[OsString]) -> u8 {
+pub fn become_program(parent: OwnedFd, setup: &ProgramProcessSetup, program: &[OsString]) -> u8 {
     let mut parent = UnixStream::from(parent);
-    let (why, code) = match prepare(&mut parent, reported) {
+    let (why, code) = match prepare(&mut parent, setup) {
         Ok(()) => {
             let error = program::become_it(program);
             (not_run(program, &error), exit_code_of_error(&error))
@@ -77,17 +77,17 @@ fn no_fuse(error: &io::Error) -> String {
     )
 }
 
-fn prepare(parent: &mut UnixStream, reported: &ProgramProcessSetup) -> Result<(), String> {
+fn prepare(parent: &mut UnixStream, setup: &ProgramProcessSetup) -> Result<(), String> {
     let at = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| at("the socket")(errno.into()))?;
     leash::hang_up_with_parent().map_err(at("this process cannot end with its parent"))?;
     own_mounts::enter().map_err(|error| no_mounts(&error))?;
-    let tree = &Path::new(DEVICES).join(&reported.tree);
+    let tree = &Path::new(DEVICES).join(&setup.tree);
     show_sys(tree).map_err(at("/sys cannot be covered"))?;
     let server = tree::mount(tree).map_err(|error| no_fuse(&error))?;
     // A program can do without udev's word, and inside another `farbus run` it hears the outer one's events.
     let has_udev = show_udev().is_ok();
-    let listener = (has_udev && reported.hears_events).then(event_sockets::listen).and_then(Result::ok);
+    let listener = (has_udev && setup.hears_events).then(event_sockets::listen).and_then(Result::ok);
     let passed: Vec<_> = [Some(server.as_fd()), listener.as_ref().map(OwnedFd::as_fd)].into_iter().flatten().collect();
     let sent = passing::send_on_stream(parent.as_fd(), b"m", &passed);
     drop((server, listener));
@@ -101,7 +101,7 @@ fn prepare(parent: &mut UnixStream, reported: &ProgramProcessSetup) -> Result<()
     if !Path::new(NODES).is_dir() {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
-    let local = if reported.with_local { PinnedFolder::open(Path::new(NODES)).map_err(at(NODES))? } else { None };
+    let local = if setup.with_local { PinnedFolder::open(Path::new(NODES)).map_err(at(NODES))? } else { None };
     bind(".dev", NODES).map_err(at(NODES))?;
     local.map_or(Ok(()), |local| local.show_folders_in(Path::new(NODES))).map_err(at(NODES))
 }

@@ -133,7 +133,7 @@ mod tests {
 
     /// What the kernel was told.
     #[derive(Debug, PartialEq)]
-    enum Told {
+    enum PollNotice {
         Polled(u64, u32),
         Woken(u64),
         Nothing,
@@ -145,12 +145,12 @@ mod tests {
         (kernel, TreeServer::new(OwnedFd::from(server)).unwrap())
     }
 
-    fn reported(kernel: &UnixDatagram) -> Told {
+    fn next_notice(kernel: &UnixDatagram) -> PollNotice {
         let mut bytes = [0; 64];
-        let Ok(count) = kernel.recv(&mut bytes) else { return Told::Nothing };
+        let Ok(count) = kernel.recv(&mut bytes) else { return PollNotice::Nothing };
         assert_eq!(count, 24);
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
-        if word(8) == 0 { Told::Woken(word(16)) } else { Told::Polled(word(8), word(16) as u32) }
+        if word(8) == 0 { PollNotice::Woken(word(16)) } else { PollNotice::Polled(word(8), word(16) as u32) }
     }
 
     /// An open whose transfers end soon.
@@ -160,7 +160,7 @@ mod tests {
         polls.wait(Instant::now() + Duration::from_secs(3600), OPEN, 9);
         polls.change(server, OPEN, REAP);
         assert!(polls.quick.contains(&OPEN));
-        assert_eq!(reported(kernel), Told::Woken(9));
+        assert_eq!(next_notice(kernel), PollNotice::Woken(9));
         polls
     }
 
@@ -169,11 +169,11 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = PendingPolls::default();
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
-        assert_eq!(reported(&kernel), Told::Polled(5, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, NONE);
-        assert_eq!(reported(&kernel), Told::Polled(6, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(6, 0));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Woken(9), Told::Nothing));
+        assert_eq!((next_notice(&kernel), next_notice(&kernel)), (PollNotice::Woken(9), PollNotice::Nothing));
     }
 
     #[test]
@@ -181,10 +181,13 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
-        assert_eq!(reported(&kernel), Told::Nothing);
+        assert_eq!(next_notice(&kernel), PollNotice::Nothing);
         assert!(polls.left().is_some_and(|left| left <= HELD_MAX));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Polled(5, POLL_REAP), Told::Nothing));
+        assert_eq!(
+            (next_notice(&kernel), next_notice(&kernel)),
+            (PollNotice::Polled(5, POLL_REAP), PollNotice::Nothing)
+        );
         assert_eq!(polls.left(), None);
     }
 
@@ -193,9 +196,9 @@ mod tests {
         let (kernel, server) = kernel();
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), None), OPEN, NONE);
-        assert_eq!(reported(&kernel), Told::Polled(5, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, UsbfsPollEvents { is_gone: true, ..REAP });
-        assert_eq!(reported(&kernel), Told::Polled(6, POLL_REAP | POLL_GONE));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(6, POLL_REAP | POLL_GONE));
     }
 
     #[test]
@@ -204,19 +207,19 @@ mod tests {
         let mut polls = quick(&kernel, &server);
         polls.ask(&server, (RequestId(5), Some(9)), OPEN, NONE);
         polls.interrupt(&server, RequestId(4));
-        assert_eq!(reported(&kernel), Told::Nothing);
+        assert_eq!(next_notice(&kernel), PollNotice::Nothing);
         polls.interrupt(&server, RequestId(5));
-        assert_eq!(reported(&kernel), Told::Polled(5, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(5, 0));
         polls.ask(&server, (RequestId(6), Some(9)), OPEN, NONE);
         std::thread::sleep(HELD_MAX);
         assert_eq!(polls.left(), Some(Duration::ZERO));
         polls.end(&server);
-        assert_eq!(reported(&kernel), Told::Polled(6, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(6, 0));
         // The next is not held, and the kernel wakes whom it was told of.
         polls.ask(&server, (RequestId(7), Some(9)), OPEN, NONE);
-        assert_eq!(reported(&kernel), Told::Polled(7, 0));
+        assert_eq!(next_notice(&kernel), PollNotice::Polled(7, 0));
         polls.change(&server, OPEN, REAP);
-        assert_eq!((reported(&kernel), reported(&kernel)), (Told::Woken(9), Told::Nothing));
+        assert_eq!((next_notice(&kernel), next_notice(&kernel)), (PollNotice::Woken(9), PollNotice::Nothing));
         polls.close(OPEN);
         assert!(polls.waiters.is_empty() && polls.quick.is_empty());
     }

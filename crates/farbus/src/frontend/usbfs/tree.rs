@@ -151,9 +151,9 @@ impl SysfsTree {
     /// What is another one than before went and came. What is inside goes first, and comes last.
     fn tell(&mut self, there: BTreeMap<String, UeventText>) -> Vec<DeviceUevent> {
         let name = &self.name;
-        let event = |action, path: &str, reported: &UeventText| {
+        let event = |action, path: &str, text: &UeventText| {
             let path = format!("/devices/{name}/{path}");
-            DeviceUevent { action, path, lines: reported.lines.clone(), udev: reported.udev.clone() }
+            DeviceUevent { action, path, lines: text.lines.clone(), udev: text.udev.clone() }
         };
         let texts = std::mem::take(&mut self.texts);
         let went = texts.iter().rev().filter(|(path, of_it)| there.get(*path) != Some(of_it));

@@ -141,8 +141,8 @@ impl fmt::Display for ClientError {
                 write!(f, "{error}\n  {why}")
             }
             ClientError::Link(error) if hint(&error.address).is_some() => {
-                let wanted = format!("{error}\n  is 'farbus share' (or usbipd) running there?");
-                with_hint(f, &wanted, &error.address)
+                let text = format!("{error}\n  is 'farbus share' (or usbipd) running there?");
+                with_hint(f, &text, &error.address)
             }
             ClientError::Link(error) => {
                 let port = port_of(&error.address).unwrap_or(DEFAULT_PORT);

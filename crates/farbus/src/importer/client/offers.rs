@@ -99,8 +99,8 @@ pub fn explain(
     if ask(connector, &target.address, &question, ANSWER_TIME_MAX)?.is_none()
         && let Some(user) = user
     {
-        let reported = connector.system().explain(&user.to_string(), reason);
-        reported.map_err(|error| ClientError::Local(error.to_string()))?;
+        let explained = connector.system().explain(&user.to_string(), reason);
+        explained.map_err(|error| ClientError::Local(error.to_string()))?;
     }
     Ok(())
 }

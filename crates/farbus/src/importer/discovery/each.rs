@@ -40,8 +40,8 @@ enum DiscoveryMessage {
 
 /// A host to be asked at this address or under this name, and what is told of it in any case.
 struct DiscoveryCandidate {
-    wanted: String,
-    answer: Value,
+    address: String,
+    known: Value,
 }
 
 /// Tells of each host, as an object: `own` of this one, else `host`, `key`, `address`, `farbus`, `is_paired`,
@@ -59,8 +59,8 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
         .iter()
         .take(HOSTS_MAX)
         .map(|(key, name)| {
-            let answer = json!({ "host": name, "key": key, "is_paired": true });
-            DiscoveryCandidate { wanted: name.clone(), answer }
+            let known = json!({ "host": name, "key": key, "is_paired": true });
+            DiscoveryCandidate { address: name.clone(), known }
         })
         .collect();
     let tell_found = news.clone();
@@ -71,13 +71,13 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
         // The receiving thread may have stopped waiting.
         let _ = tell_found.send(DiscoveryMessage::Found(found.unwrap_or_default()));
     });
-    let (mut wanted, mut is_looking) = (0, true);
-    while is_looking || wanted > 0 || !waiting.is_empty() {
-        while wanted < ASKED_MAX
+    let (mut asking, mut is_looking) = (0, true);
+    while is_looking || asking > 0 || !waiting.is_empty() {
+        while asking < ASKED_MAX
             && let Some(candidate) = waiting.pop_front()
         {
             ask(candidate, news.clone());
-            wanted += 1;
+            asking += 1;
         }
         let goes_on = match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(DiscoveryMessage::Found(found)) => {
@@ -85,7 +85,7 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
                 told_of(found, &paired, own_key.as_ref(), &mut waiting).iter().all(&mut say)
             }
             Ok(DiscoveryMessage::Answered(mut notice, result)) => {
-                wanted -= 1;
+                asking -= 1;
                 match result {
                     Ok(devices) => notice["devices"] = devices.iter().map(told_device).collect(),
                     Err(error) => notice["failure"] = json!(error.to_string()),
@@ -100,17 +100,17 @@ pub fn tell(mut say: impl FnMut(&Value) -> bool) {
     }
 }
 
-fn ask(DiscoveryCandidate { wanted, answer }: DiscoveryCandidate, news: Sender<DiscoveryMessage>) {
+fn ask(DiscoveryCandidate { address, known }: DiscoveryCandidate, news: Sender<DiscoveryMessage>) {
     thread::spawn(move || {
-        let offers = ImporterClient::default().offers(&wanted, LIST_TIME_MAX);
-        let _ = news.send(DiscoveryMessage::Answered(answer, offers));
+        let offers = ImporterClient::default().offers(&address, LIST_TIME_MAX);
+        let _ = news.send(DiscoveryMessage::Answered(known, offers));
     });
 }
 
 fn told_device(device: &ListedDevice) -> Value {
-    let mut answer = serde_json::to_value(device).unwrap_or_default();
-    answer["title"] = json!(device.title);
-    answer
+    let mut object = serde_json::to_value(device).unwrap_or_default();
+    object["title"] = json!(device.title);
+    object
 }
 
 /// What is told of hosts nearby; those that serve everybody are asked, too.
@@ -126,7 +126,7 @@ fn told_of(
             |own: &SocketLocation| matches!(own, SocketLocation::Address(own) if own.port() == address.port());
         ours.iter().any(has_port) && is_ours(*address)
     };
-    let mut answers = Vec::new();
+    let mut notices = Vec::new();
     for DiscoveredHost { name, kind, addresses, version, fingerprint } in found.into_iter().take(HOSTS_MAX) {
         let Some(address) = addresses.first() else { continue };
         if fingerprint.is_some() && fingerprint.as_ref() == own_key {
@@ -141,11 +141,11 @@ fn told_of(
         // A paired host is asked over its encrypted link alone, and no other goes by its name.
         if kind == AnnouncedProtocol::Plain && paired_name.is_none() && !paired.values().any(|known| *known == name) {
             if !is_own(address) {
-                waiting.push_back(DiscoveryCandidate { wanted: address.to_string(), answer: known });
+                waiting.push_back(DiscoveryCandidate { address: address.to_string(), known });
             }
         } else {
-            answers.push(known);
+            notices.push(known);
         }
     }
-    answers
+    notices
 }

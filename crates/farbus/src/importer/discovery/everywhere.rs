@@ -38,7 +38,7 @@ pub struct ListedHost {
 struct ListedHostCandidate {
     name: String,
     /// `HOST:PORT`, or the name of a paired host.
-    wanted: String,
+    address: String,
     /// Whether it is listed only if it answers.
     is_guess: bool,
 }
@@ -82,8 +82,8 @@ pub fn of_paired(names: impl IntoIterator<Item = String>) -> Vec<ListedHost> {
     ask(hosts, LISTS_TIME_MAX, LISTS_TIME_MAX)
 }
 
-fn candidate(name: String, wanted: &dyn ToString, is_guess: bool) -> ListedHostCandidate {
-    ListedHostCandidate { name, wanted: wanted.to_string(), is_guess }
+fn candidate(name: String, address: &dyn ToString, is_guess: bool) -> ListedHostCandidate {
+    ListedHostCandidate { name, address: address.to_string(), is_guess }
 }
 
 /// The names of the paired hosts.
@@ -106,7 +106,7 @@ fn ask(hosts: Vec<ListedHostCandidate>, each: Duration, all: Duration) -> Vec<Li
     let (answers, answered) = channel();
     let until = Instant::now() + all;
     for (at, host) in hosts.iter().enumerate() {
-        let (answers, address) = (answers.clone(), host.wanted.clone());
+        let (answers, address) = (answers.clone(), host.address.clone());
         thread::spawn(move || {
             let offers = ImporterClient::default().offers(&address, each);
             let report = offers.map_err(|error| error_report(&error));
@@ -116,7 +116,7 @@ fn ask(hosts: Vec<ListedHostCandidate>, each: Duration, all: Duration) -> Vec<Li
     }
     drop(answers);
     let silent = |host: &ListedHostCandidate| {
-        FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.wanted))
+        FailureReport::new(FailureKind::Network, format!("{} did not say in time what it offers", host.address))
     };
     let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {

@@ -33,15 +33,15 @@ const DIAL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Where a share of this process listens by default.
 pub fn place_of_process() -> SocketLocation {
-    location(&std::process::id().to_string())
+    socket_of(&std::process::id().to_string())
 }
 
 /// Where a daemon's plain listener is by default.
 pub fn place_of_daemon() -> SocketLocation {
-    location("daemon")
+    socket_of("daemon")
 }
 
-fn location(word: &str) -> SocketLocation {
+fn socket_of(word: &str) -> SocketLocation {
     let (before, after) = NAME;
     SocketLocation::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
 }
@@ -63,10 +63,10 @@ fn is_here(address: &str) -> bool {
     address == address_of("localhost")
 }
 
-/// Whether `asked` means `attached`, which may be the result of a search of this machine.
-pub fn is_same(wanted: &DeviceTarget, attached: &DeviceTarget) -> bool {
-    let was_found = || is_ours(&attached.address) && is_here(&wanted.address);
-    wanted == attached || (wanted.device == attached.device && was_found())
+/// Whether `target` means `attached`, which may be the result of a search of this machine.
+pub fn is_same(target: &DeviceTarget, attached: &DeviceTarget) -> bool {
+    let was_found = || is_ours(&attached.address) && is_here(&target.address);
+    target == attached || (target.device == attached.device && was_found())
 }
 
 /// Whether an address is a socket at which a share of this machine listens by default.
@@ -88,15 +88,15 @@ fn is_name(name: &str) -> bool {
 ///
 /// # Errors
 /// If the runtime folder is not safe, or cannot be read.
-fn locations() -> io::Result<Vec<SocketLocation>> {
+fn sockets() -> io::Result<Vec<SocketLocation>> {
     let of_sudo_user: Vec<RuntimeFolder> = runtime_folder::of_sudo_user().into_iter().collect();
-    let mut locations = Vec::new();
+    let mut sockets = Vec::new();
     for folder in runtime_folder::all()?.iter().chain(&of_sudo_user) {
         let mut names: Vec<String> = folder.names()?.into_iter().filter(|name| is_name(name)).collect();
         names.sort();
-        locations.extend(names.into_iter().map(|name| SocketLocation::Socket(folder.path().join(name))));
+        sockets.extend(names.into_iter().map(|name| SocketLocation::Socket(folder.path().join(name))));
     }
-    Ok(locations)
+    Ok(sockets)
 }
 
 /// If the target means this machine, replaces its address by the socket of the share that has the device.
@@ -108,7 +108,7 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
         return Ok(target);
     }
     let (mut offered, mut found) = (Vec::new(), Vec::new());
-    for (location, devices) in requested()? {
+    for (socket, devices) in offers_of_all()? {
         let selector = DeviceSelector::of(&target.device);
         let is_meant = |device: &ListedDevice| match selector {
             DeviceSelector::Name(name) => device.name == name || device.bus_id == name,
@@ -119,13 +119,13 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
             DeviceSelector::Serial(_) => false,
         };
         if devices.iter().any(is_meant) {
-            found.push(location);
+            found.push(socket);
         }
         offered.extend(devices.into_iter().map(|device| device.name));
     }
     let device = target.device.clone();
     match found.as_slice() {
-        [location] => Ok(DeviceTarget { address: location.as_host(), device }),
+        [socket] => Ok(DeviceTarget { address: socket.as_host(), device }),
         [] => match Link::dial(&target.address, DIAL_TIME_MAX) {
             // A usbipd, or a share that serves a port.
             Ok((_, at)) => match listener_owner(at).filter(|user| ![0, runtime_folder::owner()].contains(user)) {
@@ -149,11 +149,11 @@ pub fn offers(address: &str) -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>,
     if !is_here(address) || KnownHost::find(address)?.is_some() {
         return Ok(Vec::new());
     }
-    requested()
+    offers_of_all()
 }
 
-fn requested() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
-    let locations = locations().map_err(|error| ClientError::Local(error.to_string()))?;
+fn offers_of_all() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> {
+    let sockets = sockets().map_err(|error| ClientError::Local(error.to_string()))?;
     let answer = |location: SocketLocation| match ImporterClient::default().offers(&location.as_host(), LIST_TIME_MAX) {
         Ok(devices) => Some((location, devices)),
         Err(error) => {
@@ -161,7 +161,7 @@ fn requested() -> Result<Vec<(SocketLocation, Vec<ListedDevice>)>, ClientError> 
             None
         }
     };
-    Ok(locations.into_iter().filter_map(answer).collect())
+    Ok(sockets.into_iter().filter_map(answer).collect())
 }
 
 /// The names that occur more than once.

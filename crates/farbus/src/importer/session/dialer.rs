@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn thread_that_makes_links_is_there_only_while_one_is_wanted() {
-        let (wanted, asking) = mpsc::channel();
+        let (thread_names, asking) = mpsc::channel();
         let dial = move || {
-            wanted.send(thread::current().name().map(str::to_owned)).unwrap();
+            thread_names.send(thread::current().name().map(str::to_owned)).unwrap();
             Err(io::Error::new(io::ErrorKind::PermissionDenied, "refused"))
         };
         let dialer = SessionDialer::new(Box::new(dial)).unwrap();

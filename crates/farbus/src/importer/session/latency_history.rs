@@ -158,7 +158,7 @@ mod tests {
         let seconds = history.seconds(at(4100));
         assert_eq!(seconds.iter().map(|second| (second.ago_s, second.timed)).collect::<Vec<_>>(), [(3, 1000), (0, 1)]);
         assert_eq!((seconds[0].number, seconds[1].number), (0, 3));
-        let near = |stated: f32, us: f32| stated >= us && stated <= us * (1.0 + 1.0 / 16.0);
+        let near = |quantile: f32, us: f32| quantile >= us && quantile <= us * (1.0 + 1.0 / 16.0);
         let all = seconds[0].all_us;
         assert!(near(all.p50, 500.0) && near(all.p99, 990.0) && near(all.p999, 999.0), "{all:?}");
         let device = seconds[0].back_end_us;

@@ -18,12 +18,12 @@ use farbus_session::native::{AllowedModules, RequestedModules};
 use crate::link::modules::program::ModuleProgram;
 use crate::link::modules::recording::RecordingFile;
 
-/// The built-in modules and the programs that `asked` names, which are started. Returns `asked` with each program's
+/// The built-in modules and the programs that `specs` names, which are started. Returns `specs` with each program's
 /// path replaced by its module name.
 fn catalogue_for(specs: &[ModuleSpec]) -> Result<(ModuleCatalogue, Vec<ModuleSpec>), ModuleRefusal> {
     let (mut catalogue, mut named) = (ModuleCatalogue::builtin(), Vec::new());
-    for wanted in specs {
-        let mut spec = wanted.clone();
+    for given in specs {
+        let mut spec = given.clone();
         if ModuleProgram::is_meant(&spec) {
             let program = ModuleProgram::start(&spec.name)?;
             spec.name = program.manifest().name.to_owned();
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn missing_and_overlong_key_files_are_refused() {
-        let wanted = |path: &str| vec![format!("seal:key-file={path}").parse::<ModuleSpec>().unwrap()];
-        let why = recipe(&wanted("/nonexistent/key")).err().unwrap().to_string();
+        let key_file_spec = |path: &str| vec![format!("seal:key-file={path}").parse::<ModuleSpec>().unwrap()];
+        let why = recipe(&key_file_spec("/nonexistent/key")).err().unwrap().to_string();
         assert!(why.starts_with("module 'seal': key-file=/nonexistent/key: it cannot be read"), "{why}");
-        let why = recipe(&wanted("/dev/zero")).err().unwrap().to_string();
+        let why = recipe(&key_file_spec("/dev/zero")).err().unwrap().to_string();
         assert!(why.ends_with("it has more than 64 KiB"), "{why}");
         assert!(through(&PipelineRecipe::default()).is_none());
         assert!(through(&recipe(&["null".parse().unwrap()]).unwrap()).is_some());

@@ -63,9 +63,9 @@ pub struct ModuleProgram {
 }
 
 impl ModuleProgram {
-    /// Whether `asked` names a program: its path contains a slash.
-    pub fn is_meant(wanted: &ModuleSpec) -> bool {
-        wanted.name.contains('/')
+    /// Whether `spec` names a program: its path contains a slash.
+    pub fn is_meant(spec: &ModuleSpec) -> bool {
+        spec.name.contains('/')
     }
 
     /// Starts or reads the program. The module has the name of the file without its extension, and both ends have to
@@ -136,11 +136,11 @@ fn half(
     begin: &ModuleStarter,
     name: &str,
     settings: &ModuleSettings,
-    location: &ModuleContext,
+    context: &ModuleContext,
 ) -> Result<Box<dyn Module>, ModuleRefusal> {
-    let failed = location.failed.contiguous();
+    let failed = context.failed.contiguous();
     let hold_max = Some(settings.span("hold")).filter(|hold| !hold.is_zero());
-    let (role, class, options) = (location.role, location.class, settings.text("options"));
+    let (role, class, options) = (context.role, context.class, settings.text("options"));
     let used = ModuleUse { role, class, failed: &failed, options, hold_max };
     begin(&used).map_err(|why| ModuleRefusal::new(name, ModuleMismatch::Halves(why)))
 }
@@ -159,21 +159,21 @@ impl ModuleMaker for ModuleProgram {
     fn begin(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         _random: RandomSource<'_>,
     ) -> Result<Box<dyn PendingModule>, ModuleRefusal> {
         let (begin, name) = (Arc::clone(&self.begin), self.manifest.name);
-        Ok(Box::new(PendingModuleProgram { begin, name, settings: settings.clone(), context: location.clone() }))
+        Ok(Box::new(PendingModuleProgram { begin, name, settings: settings.clone(), context: context.clone() }))
     }
 
     fn answer(
         &self,
         settings: &ModuleSettings,
-        location: &ModuleContext,
+        context: &ModuleContext,
         _opening: &[u8],
         _random: RandomSource<'_>,
     ) -> Result<(Box<dyn Module>, Vec<u8>), ModuleRefusal> {
-        Ok((half(&self.begin, self.manifest.name, settings, location)?, Vec::new()))
+        Ok((half(&self.begin, self.manifest.name, settings, context)?, Vec::new()))
     }
 }
 
