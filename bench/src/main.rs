@@ -141,8 +141,8 @@ impl BenchCommandLine {
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Some(BenchSubcommand::Peer { kind, told: ref reported }) => {
-                peers::serve(kind, reported.as_deref()).map(|()| ExitCode::SUCCESS)
+            Some(BenchSubcommand::Peer { kind, told: ref argument }) => {
+                peers::serve(kind, argument.as_deref()).map(|()| ExitCode::SUCCESS)
             }
             Some(BenchSubcommand::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),
             Some(BenchSubcommand::Against(ref arguments)) => {

@@ -77,7 +77,7 @@ impl ChartPanel {
         let values = || self.lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y);
         let scale =
             if from_zero { AxisScale::over(values(), self.is_logarithmic) } else { AxisScale::close_over(values()) };
-        let y_at = |y: f64| top + PANEL * (1.0 - scale.location(y));
+        let y_at = |y: f64| top + PANEL * (1.0 - scale.position(y));
         for mark in scale.marks() {
             let y = y_at(mark);
             let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{right}\" stroke=\"#ddd\"/>");
@@ -154,7 +154,7 @@ impl AxisScale {
     }
 
     /// The position of a value, from 0 at the bottom to 1.
-    fn location(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         match self.is_logarithmic {
             true => (value.max(self.from) / self.from).log10() / (self.to / self.from).log10(),
             false => (value - self.from) / (self.to - self.from),
@@ -189,7 +189,7 @@ mod tests {
         let close: Vec<_> = AxisScale::close_over([-104.0, 3.0].into_iter()).marks().collect();
         assert_eq!(close, [-125.0, -100.0, -75.0, -50.0, -25.0, 0.0, 25.0]);
         let scale = AxisScale::over([1.0, 100.0].into_iter(), true);
-        assert!((scale.location(10.0) - 0.5).abs() < 1e-12);
+        assert!((scale.position(10.0) - 0.5).abs() < 1e-12);
     }
 
     #[test]

@@ -115,21 +115,16 @@ impl RigHost {
     }
 
     /// Runs `farbus attach TARGET …`, and returns once it prints where the device is.
-    pub fn attach(&self, arguments: &[&str], location: &Path, log: &str) -> Result<AttachProcess> {
-        self.attach_heard(arguments, location, log).map(|(attached, _)| attached)
+    pub fn attach(&self, arguments: &[&str], socket: &Path, log: &str) -> Result<AttachProcess> {
+        self.attach_heard(arguments, socket, log).map(|(attached, _)| attached)
     }
 
     /// Like [`RigHost::attach`]; also returns its further output.
-    pub fn attach_heard(
-        &self,
-        arguments: &[&str],
-        location: &Path,
-        log: &str,
-    ) -> Result<(AttachProcess, ProcessLines)> {
-        let location = location.to_string_lossy();
-        let all = [&["attach"], arguments, &["--socket", &location]].concat();
+    pub fn attach_heard(&self, arguments: &[&str], socket: &Path, log: &str) -> Result<(AttachProcess, ProcessLines)> {
+        let socket = socket.to_string_lossy();
+        let all = [&["attach"], arguments, &["--socket", &socket]].concat();
         let (mut child, lines) = self.start(&all, log)?;
-        self.await_line(&mut child, &lines, &location)?;
+        self.await_line(&mut child, &lines, &socket)?;
         Ok((AttachProcess::of(child), ProcessLines::of(lines)))
     }
 }

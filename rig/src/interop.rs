@@ -267,8 +267,8 @@ pub fn table() -> String {
         // Writing to a string does not fail.
         let _ = writeln!(text, "| {} | {} | {done} | {} |", clients.join("; "), exporter.0, cases.join(", "));
     }
-    for (client, exporter, done, location) in TESTS {
-        let _ = writeln!(text, "| {} | {} | {done} | `{location}` |", client.0, exporter.0);
+    for (client, exporter, done, file) in TESTS {
+        let _ = writeln!(text, "| {} | {} | {done} | `{file}` |", client.0, exporter.0);
     }
     text
 }
@@ -372,8 +372,8 @@ mod tests {
         for name in ALONE.iter().chain(OTHERS.iter().map(|(name, ..)| name)) {
             assert!(cases::all().any(|case| case.name == *name), "no case is called {name}");
         }
-        for (.., location) in TESTS {
-            assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(location).exists(), "there is no {location}");
+        for (.., file) in TESTS {
+            assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file).exists(), "there is no {file}");
         }
     }
 

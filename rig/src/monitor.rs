@@ -28,9 +28,9 @@ pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     let mut stream = UnixStream::connect(socket).map_err(RigError::io(doing))?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(RigError::io(doing))?;
     let mut answers = BufReader::new(stream.try_clone().map_err(RigError::io(doing))?).lines();
-    let wanted = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
+    let questions = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
     let mut last = Value::Null;
-    for question in wanted {
+    for question in questions {
         stream.write_all(format!("{question}\n").as_bytes()).map_err(RigError::io(doing))?;
         last = loop {
             let Some(answer) = answers.next() else {

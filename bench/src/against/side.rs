@@ -133,8 +133,8 @@ impl<'a> ComparedProgram<'a> {
                 return Ok((DeviceUser::Program(inside), None));
             }
         };
-        let location = self.folder.location(via);
-        let at = location.to_str().context("a plain path")?;
+        let path = self.folder.path_of(via);
+        let at = path.to_str().context("a plain path")?;
         let mut words = vec!["attach", device, "--address", address, "--via", via];
         words.extend(match way {
             WayOfUse::Fuse => vec!["--at", at],
@@ -149,11 +149,11 @@ impl<'a> ComparedProgram<'a> {
         }
         if matches!(way, WayOfUse::Nbd | WayOfUse::Quic) {
             attach.wait_for(at)?;
-            return Ok((DeviceUser::Nbd(NbdLoadClient::negotiate(UnixStream::connect(&location)?)?), Some(attach)));
+            return Ok((DeviceUser::Nbd(NbdLoadClient::negotiate(UnixStream::connect(&path)?)?), Some(attach)));
         }
         attach.wait_for("attached")?;
         // Every version says in other words where the disk is.
-        let mut files = fs::read_dir(&location).with_context(|| format!("cannot read {}", location.display()))?;
+        let mut files = fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let file = files.next().context("'farbus attach' shows no disk")??.path();
         Ok((DeviceUser::File(DiskFile::open(&file)?), Some(attach)))
     }
@@ -238,7 +238,7 @@ impl DiskFile {
 fn kernel_disks() -> Vec<PathBuf> {
     let blocks = fs::read_dir("/sys/block").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_attached = |block: &PathBuf| {
-        fs::canonicalize(block).is_ok_and(|location| location.components().any(|part| part.as_os_str() == "vhci_hcd.0"))
+        fs::canonicalize(block).is_ok_and(|path| path.components().any(|part| part.as_os_str() == "vhci_hcd.0"))
     };
     blocks.filter(is_attached).filter_map(|block| Some(Path::new("/dev").join(block.file_name()?))).collect()
 }

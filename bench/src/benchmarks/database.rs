@@ -57,20 +57,20 @@ impl ScratchFolder {
         Ok(folder)
     }
 
-    pub fn location(&self, name: &str) -> PathBuf {
+    pub fn path_of(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
     /// Makes a folder in it.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
-        let path = self.location(name);
+        let path = self.path_of(name);
         fs::create_dir_all(&path)?;
         Ok(path)
     }
 
     /// A disk with an empty database on it.
     pub fn database(&self, name: &str, bytes: u64) -> Result<PathBuf> {
-        let path = self.location(name);
+        let path = self.path_of(name);
         let made = Command::new("python3").args(["-c", MAKE]).arg(&path).status().context("cannot run python3")?;
         if !made.success() {
             bail!("python3 has no SQLite");
@@ -90,7 +90,7 @@ impl Drop for ScratchFolder {
 pub struct LineProcess {
     child: Child,
     stdin: Option<ChildStdin>,
-    printed: Arc<OutputCollector>,
+    output: Arc<OutputCollector>,
     /// How many lines were waited for.
     heard: usize,
 }
@@ -126,8 +126,8 @@ impl LineProcess {
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("its output is ours")?;
         let stdin = child.stdin.take();
-        let printed = Arc::<OutputCollector>::default();
-        let for_thread = Arc::clone(&printed);
+        let output = Arc::<OutputCollector>::default();
+        let for_thread = Arc::clone(&output);
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
                 for_thread.lines().lines.push((Instant::now(), line));
@@ -136,7 +136,7 @@ impl LineProcess {
             for_thread.lines().is_over = true;
             for_thread.is_more.notify_all();
         });
-        Ok(Self { child, stdin, printed, heard: 0 })
+        Ok(Self { child, stdin, output, heard: 0 })
     }
 
     pub fn id(&self) -> u32 {
@@ -157,27 +157,27 @@ impl LineProcess {
     /// The next line with `part` in it.
     pub fn wait_for(&mut self, part: &str) -> Result<String> {
         let until = Instant::now() + START_MAX;
-        let mut printed = self.printed.lines();
+        let mut output = self.output.lines();
         loop {
-            while let Some((_, line)) = printed.lines.get(self.heard) {
+            while let Some((_, line)) = output.lines.get(self.heard) {
                 self.heard += 1;
                 if line.contains(part) {
                     return Ok(line.clone());
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
-            if printed.is_over || left.is_zero() {
-                let last = printed.lines.last().map_or("nothing", |(_, line)| line);
+            if output.is_over || left.is_zero() {
+                let last = output.lines.last().map_or("nothing", |(_, line)| line);
                 bail!("it does not say '{part}'; the last it said: {last}")
             }
-            printed = self.printed.is_more.wait_timeout(printed, left).unwrap_or_else(PoisonError::into_inner).0;
+            output = self.output.is_more.wait_timeout(output, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// When it printed this line, each time, in seconds since `began`.
     pub fn times_of(&self, what: &str, began: Instant) -> Vec<f64> {
-        let printed = self.printed.lines();
-        let at = printed.lines.iter().filter(|(_, line)| line == what).map(|(at, _)| at);
+        let output = self.output.lines();
+        let at = output.lines.iter().filter(|(_, line)| line == what).map(|(at, _)| at);
         at.filter_map(|at| at.checked_duration_since(began)).map(|at| at.as_secs_f64()).collect()
     }
 

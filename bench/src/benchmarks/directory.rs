@@ -47,7 +47,7 @@ struct DirectorySite {
     address: String,
     began: Instant,
     is_over: AtomicBool,
-    reported: AtomicUsize,
+    published: AtomicUsize,
     following: AtomicUsize,
     /// When each change was made, by its number.
     changes: Mutex<Vec<Instant>>,
@@ -201,7 +201,7 @@ fn publish(site: &DirectorySite, host: usize) -> Result<()> {
         }
         if publisher.is_told() && !was_told {
             was_told = true;
-            site.reported.fetch_add(1, Ordering::Relaxed);
+            site.published.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(trouble) = publisher.trouble() {
             bail!("host {host}: {trouble}");
@@ -229,10 +229,10 @@ fn follow(site: &DirectorySite, host: usize) -> Result<()> {
     }
 }
 
-fn watch(site: &DirectorySite, view: &mut DirectoryView, wanted: &EtcdCall) -> Result<()> {
+fn watch(site: &DirectorySite, view: &mut DirectoryView, etcd_call: &EtcdCall) -> Result<()> {
     let mut stream = TcpStream::connect(&site.address)?;
     stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-    stream.write_all(&request(&site.address, wanted.path(), None, &wanted.body()))?;
+    stream.write_all(&request(&site.address, etcd_call.path(), None, &etcd_call.body()))?;
     let (mut reader, mut text) = (ResponseReader::default(), Vec::new());
     let mut space = vec![0; 64 << 10];
     while !site.is_over() {
@@ -316,7 +316,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         address: address.clone(),
         began: Instant::now(),
         is_over: AtomicBool::new(false),
-        reported: AtomicUsize::new(0),
+        published: AtomicUsize::new(0),
         following: AtomicUsize::new(0),
         changes: Mutex::default(),
         seen: Mutex::default(),
@@ -327,7 +327,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         threads.push(thread::spawn(move || act(&site, host)));
     };
     (0..HOSTS).for_each(|host| spawn(publish, host));
-    wait("all hosts say what they have", || site.reported.load(Ordering::Relaxed) == HOSTS)?;
+    wait("all hosts say what they have", || site.published.load(Ordering::Relaxed) == HOSTS)?;
     (0..HOSTS).for_each(|host| spawn(follow, host));
     wait("all hosts follow", || site.following.load(Ordering::Relaxed) == HOSTS)?;
     let findings = measure(lab, &site);

@@ -92,9 +92,9 @@ fn measure(lab: &BenchmarkEnvironment, address: &str, hosts: usize) -> Result<Gr
     let (mut few, mut all) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         // Another host each time, by its place.
-        let location = format!("place=rack {},*", round * hosts / rounds);
+        let term = format!("place=rack {},*", round * hosts / rounds);
         for (words, count, times) in [
-            (&[location.as_str(), "class=serial", "free"][..], DEVICES_OF_HOST, &mut few),
+            (&[term.as_str(), "class=serial", "free"][..], DEVICES_OF_HOST, &mut few),
             (&["class=serial"], devices, &mut all),
         ] {
             let began = Instant::now();

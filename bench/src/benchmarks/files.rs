@@ -268,7 +268,7 @@ fn measured(lab: &BenchmarkEnvironment, plan: &WritePlan) -> Result<Vec<Measured
     let most = plan.at_once.iter().max().copied().unwrap_or(1);
     let largest = plan.sizes.iter().max().copied().unwrap_or(0) * MIB;
     let image = |name: &str| -> Result<PathBuf> {
-        let path = folder.location(name);
+        let path = folder.path_of(name);
         File::create(&path)?.set_len(largest.max(most as u64 * PARALLEL_BYTES))?;
         Ok(path)
     };

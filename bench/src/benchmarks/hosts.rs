@@ -57,7 +57,7 @@ impl<'a> BenchmarkHost<'a> {
             name,
             lab,
             own_program: None,
-            state: folder.location(name),
+            state: folder.path_of(name),
             run: folder.folder(&format!("run-{name}"))?,
         })
     }
@@ -65,7 +65,7 @@ impl<'a> BenchmarkHost<'a> {
     /// The host with a file of the program of its own: as on another machine, its processes share the program's code
     /// in memory with each other and with no other host's.
     pub fn with_own_program(self, folder: &ScratchFolder) -> Result<Self> {
-        let own_program = folder.location(&format!("farbus-{}", self.name));
+        let own_program = folder.path_of(&format!("farbus-{}", self.name));
         fs::copy(self.lab.farbus_program()?, &own_program).context("cannot copy the program")?;
         Ok(Self { own_program: Some(own_program), ..self })
     }
@@ -121,12 +121,12 @@ pub struct DiskAttachment {
 
 impl DiskAttachment {
     pub fn at(host: &BenchmarkHost<'_>, folder: &ScratchFolder, address: &str, more: &[&str]) -> Result<Self> {
-        let socket = folder.location(&format!("{}.sock", host.name));
-        let location = socket.to_str().context("a plain path")?;
-        let words = ["attach", host.disk(), "--via", "nbd", "--socket", location];
+        let socket = folder.path_of(&format!("{}.sock", host.name));
+        let socket_text = socket.to_str().context("a plain path")?;
+        let words = ["attach", host.disk(), "--via", "nbd", "--socket", socket_text];
         let away = ["--address", address];
         let mut process = host.start(&[&words[..], if host.name == EXPORTER { &[] } else { &away }, more].concat())?;
-        process.wait_for(location)?;
+        process.wait_for(socket_text)?;
         let control = host.run.join(format!("farbus/{}.sock", process.id()));
         Ok(Self { process, socket, control })
     }

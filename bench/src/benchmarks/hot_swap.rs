@@ -60,7 +60,7 @@ pub fn run(benchmark: &'static str, lab: &BenchmarkEnvironment) -> Result<Vec<Be
 /// The stages, and for how long the swap held requests, ms.
 fn measured(lab: &BenchmarkEnvironment, span: Duration) -> Result<(Vec<WritePhase>, f64)> {
     let folder = ScratchFolder::new("hot-swap")?;
-    let image = folder.location("first.img");
+    let image = folder.path_of("first.img");
     File::create(&image)?.set_len(2 * PARALLEL_BYTES)?;
     let hosts = DiskHostTrio::new(lab, &folder, &image)?;
     let DiskHostTrio { lab3, desk, address, .. } = &hosts;
@@ -89,7 +89,7 @@ fn measured(lab: &BenchmarkEnvironment, span: Duration) -> Result<(Vec<WritePhas
     here.process.end().context("the attachment at home")?;
     let remote = stage(&mut disk, "moved")?;
 
-    let second = format!("block:{}", folder.location("second.img").display());
+    let second = format!("block:{}", folder.path_of("second.img").display());
     let mut command = desk.command(&["swap", desk.disk(), "--to", &second, "--json"])?;
     let mut swapping = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut during = WritePhase { name: "while it is swapped", files: Vec::new() };
@@ -106,7 +106,7 @@ fn measured(lab: &BenchmarkEnvironment, span: Duration) -> Result<(Vec<WritePhas
     drop(disk);
     desk.ok(&["detach", desk.disk()])?;
     there.process.end().context("the attachment that was swapped")?;
-    let bytes = std::fs::read(folder.location("second.img"))?;
+    let bytes = std::fs::read(folder.path_of("second.img"))?;
     let has_all = (0..FILE.bytes).step_by(RECORD_BYTES).all(|at| bytes[at as usize..][..8] == at.to_le_bytes());
     ensure!(has_all, "the disk that it was swapped to does not have what was written");
     Ok((vec![local, remote, during, swapped], quiet_ms))

@@ -79,7 +79,7 @@ fn travel(lab: &BenchmarkEnvironment, bytes: u64, pause: Duration) -> Result<Vec
     let began = Instant::now();
     let since = || began.elapsed().as_secs_f64();
     let (mut moves, mut events) = (Vec::new(), Vec::new());
-    let second = folder.location("second.img");
+    let second = folder.path_of("second.img");
     for (from, to) in [(lab3, desk), (desk, rack), (rack, lab3)] {
         thread::sleep(pause);
         let begun = since();

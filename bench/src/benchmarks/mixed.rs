@@ -56,7 +56,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct StreamDelivery {
     packets: Vec<(f64, u32)>,
     missed: u64,
-    reported: Vec<(f64, bool)>,
+    reports: Vec<(f64, bool)>,
 }
 
 impl StreamDelivery {
@@ -66,7 +66,7 @@ impl StreamDelivery {
     }
 
     fn is_admitted(&self) -> bool {
-        self.reported.last().is_some_and(|(_, is_admitted)| *is_admitted)
+        self.reports.last().is_some_and(|(_, is_admitted)| *is_admitted)
     }
 }
 
@@ -83,7 +83,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     command.arg("share").args(["zero,speed=full"; 4]).args(["--listen", &format!("{THERE}:0")]);
     command.args(["--reserve-high", &HERE.to_string()]);
     let mut share = LineProcess::start({
-        command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.location("state"));
+        command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.path_of("state"));
         command
     })?;
     let line = share.wait_for("listening on ")?;
@@ -168,20 +168,20 @@ fn read(exporter: &Exporter, criticality: &str, shown: &SharedDelivery, is_over:
     if !matches!(port.wait(None), Ok(Some(_))) {
         return;
     }
-    let (mut id, mut wanted, mut expected, mut was_admitted) = (1, VecDeque::new(), None, None);
-    while !(is_over.load(Ordering::Acquire) && wanted.is_empty()) {
-        while wanted.len() < DEPTH && !is_over.load(Ordering::Acquire) {
+    let (mut id, mut pending, mut expected, mut was_admitted) = (1, VecDeque::new(), None, None);
+    while !(is_over.load(Ordering::Acquire) && pending.is_empty()) {
+        while pending.len() < DEPTH && !is_over.load(Ordering::Acquire) {
             let mut urb = Urb::data_in(UrbId(id), EpAddr::from_byte(ISO_IN), PACKETS * PACKET_BYTES);
             let packet = |at| IsoPacket { offset: at * PACKET_BYTES, length: PACKET_BYTES, ..IsoPacket::default() };
             urb.iso = (0..PACKETS).map(packet).collect();
             (urb.flags.iso_asap, urb.interval) = (true, 1);
             port.submit(urb);
-            wanted.push_back(id);
+            pending.push_back(id);
             id += 1;
         }
         let is_admitted = status.reserved().map(|reserved| format!("{:?}", reserved.state) == "Admitted");
         if let Some(now) = is_admitted.filter(|_| is_admitted != was_admitted) {
-            look(shown).reported.push((began.elapsed().as_secs_f64(), now));
+            look(shown).reports.push((began.elapsed().as_secs_f64(), now));
             was_admitted = is_admitted;
         }
         let done = match port.wait(Some(port.now() + Duration::from_millis(50))) {
@@ -189,10 +189,10 @@ fn read(exporter: &Exporter, criticality: &str, shown: &SharedDelivery, is_over:
             Err(error) => return eprintln!("{error}"),
         };
         if is_over.load(Ordering::Acquire) {
-            wanted.iter().for_each(|&id| port.cancel(UrbId(id)));
+            pending.iter().for_each(|&id| port.cancel(UrbId(id)));
         }
         let Some(done) = done else { continue };
-        wanted.retain(|&id| id != done.id.0);
+        pending.retain(|&id| id != done.id.0);
         if done.iso.is_empty() || done.status != UrbStatus::Ok {
             continue;
         }
@@ -265,7 +265,7 @@ fn chart(brought: &[StreamDelivery; 4], moments: &NarrowingTimes) -> LineChart {
     let stood = STREAMS.iter().zip(brought).enumerate().map(|(at, ((name, _), brought))| {
         let height = |is_admitted: bool| at as f64 + if is_admitted { 0.8 } else { 0.1 };
         let mut points: Vec<(f64, f64)> = Vec::new();
-        for &(when, is_admitted) in &brought.reported {
+        for &(when, is_admitted) in &brought.reports {
             points.extend(points.last().map(|&(_, before)| (when, before)));
             points.push((when, height(is_admitted)));
         }
@@ -290,7 +290,7 @@ mod tests {
     fn packets_in_time_and_in_order_are_no_miss() {
         let brought = [1000.0, 300.0, 300.0, 1000.0].map(|rate: f64| {
             let packets = (0..300).map(|tenth| (f64::from(tenth) / 10.0, (rate / 10.0) as u32)).collect();
-            StreamDelivery { packets, missed: 0, reported: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }
+            StreamDelivery { packets, missed: 0, reports: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }
         });
         let moments = NarrowingTimes { narrowed: 10.0, suspended: 12.0, widened: 20.0, resumed: 25.0, ended: 30.0 };
         let found = findings(&brought, &moments).unwrap();

@@ -98,7 +98,7 @@ impl ModuleProcessPool {
     fn hire(lab: &BenchmarkEnvironment, folder: &ScratchFolder, pairs: usize) -> Result<Self> {
         let farbus = lab.farbus_program()?;
         let compiled = |name: &str, source: &str| {
-            let (path, text) = (folder.location(name), folder.location("source.c"));
+            let (path, text) = (folder.path_of(name), folder.path_of("source.c"));
             std::fs::write(&text, source)?;
             let built =
                 Command::new("cc").args(["-O2", "-o"]).args([&path, &text]).status().context("cannot run cc")?;

@@ -71,9 +71,9 @@ fn made_up(folder: &std::path::Path, devices: &SimulatedDevices) -> Result<()> {
     let devices = Arc::clone(devices);
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut wanted = String::new();
-            let _ = BufReader::new(&stream).read_line(&mut wanted);
-            let answer = match serde_json::from_str::<Value>(&wanted) {
+            let mut request_line = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut request_line);
+            let answer = match serde_json::from_str::<Value>(&request_line) {
                 Ok(question) if question["ask"] == "status" => {
                     let devices = devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     json!({ "ok": { "pid": PID, "role": "share", "address": "made up", "devices": devices } })
@@ -179,8 +179,8 @@ impl HeadlessBrowser {
             if answer.read_line(&mut line)? == 0 || line == "\r\n" {
                 break;
             }
-            if let Some(printed) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = printed.trim().parse().unwrap_or(0);
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap_or(0);
             }
         }
         let mut bytes = vec![0; length];
@@ -259,7 +259,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let url = line.split_whitespace().nth(2).context("the page's address")?.to_owned();
     let answer: Value = serde_json::from_slice(&std::fs::read(state.join("page-place.json"))?)?;
     let elsewhere = answer["url"].as_str().context("the address for other machines")?;
-    let printed = |arguments: &[&str], field: &str| -> Result<String> {
+    let field_of = |arguments: &[&str], field: &str| -> Result<String> {
         let output = farbus(arguments)?.stdin(Stdio::null()).output()?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout)?;
@@ -267,7 +267,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     };
     let browser = HeadlessBrowser::start(&folder.folder("profile")?)?;
     browser.command("goog/cdp/execute", &json!({ "cmd": "Performance.enable", "params": {} }))?;
-    browser.command("url", &json!({ "url": printed(&["page", "invite", "--json"], "url")? }))?;
+    browser.command("url", &json!({ "url": field_of(&["page", "invite", "--json"], "url")? }))?;
     // Its script leads from one document to another: what waits in the first would not be answered.
     while browser.script("done(location.pathname)")? != "/" {
         thread::yield_now();
@@ -317,7 +317,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         ),
     ];
     let make = ["page", "token", "create", "--scope", "read", "--json"];
-    let tokens = (0..TOKENS).map(|_| printed(&make, "token")).collect::<Result<Vec<String>>>()?;
+    let tokens = (0..TOKENS).map(|_| field_of(&make, "token")).collect::<Result<Vec<String>>>()?;
     let many_clients = PageClientLoad {
         pid: page.0.id(),
         plain: url.trim_start_matches("http://").trim_end_matches('/'),

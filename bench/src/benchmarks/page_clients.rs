@@ -157,9 +157,9 @@ impl PageClientLoad<'_> {
             (0..CLIENTS).map(|number| self.follow(number, is_tls)).collect::<Result<Vec<PageClientStream>>>()?;
         let kind = if is_tls { "TLS" } else { "plain" };
         self.change(&mut clients, &format!("{kind} at first."))?;
-        let reported = (0..rounds).map(|round| self.change(&mut clients, &format!("{kind} round {round}.")));
-        let reported = reported.collect::<Result<Vec<_>>>()?;
-        Ok((resident()?.saturating_sub(before) as f64 / CLIENTS as f64, reported))
+        let times = (0..rounds).map(|round| self.change(&mut clients, &format!("{kind} round {round}.")));
+        let times = times.collect::<Result<Vec<_>>>()?;
+        Ok((resident()?.saturating_sub(before) as f64 / CLIENTS as f64, times))
     }
 
     /// The findings of a benchmark of this name, and the plot of them.
@@ -169,7 +169,7 @@ impl PageClientLoad<'_> {
         let (mut findings, mut lines) = (Vec::new(), Vec::new());
         for (is_tls, kib_max) in [false, true].into_iter().zip(KIB_MAX) {
             let way = if is_tls { "over TLS" } else { "without TLS" };
-            let (kib, reported) = self.measure(is_tls, rounds)?;
+            let (kib, times) = self.measure(is_tls, rounds)?;
             let of = |value| MeasuredQuantity::new(SampleSpread::once(value), "KiB");
             let what = format!("{CLIENTS} clients follow the events {way}: memory of one");
             findings.push(BenchmarkFinding::ratio(
@@ -183,12 +183,12 @@ impl PageClientLoad<'_> {
             for percent in [50, 99] {
                 let what = format!("{CLIENTS} clients follow the events {way}: told after, p{percent}");
                 let ms = MeasuredQuantity::new(
-                    SampleSpread::new(reported.iter().map(|took| at(took, percent)).collect()),
+                    SampleSpread::new(times.iter().map(|took| at(took, percent)).collect()),
                     "ms",
                 );
                 findings.push(BenchmarkFinding::absolute(name, what, ms, SpeedTarget::AtMost(TOLD_MS_MAX)));
             }
-            let mut all: Vec<f64> = reported.concat();
+            let mut all: Vec<f64> = times.concat();
             all.sort_unstable_by(f64::total_cmp);
             let points = (0..=100).map(|percent| (percent as f64, at(&all, percent))).collect();
             lines.push(ChartLine { name: way.to_owned(), points });

@@ -108,7 +108,7 @@ fn configure(folder: &ScratchFolder, port: u16, devices: usize) -> Result<[std::
         fs::File::create(&image)?.set_len(1 << 20)?;
         shared += &format!("[[share]]\nwhat = 'block:{}'\nname = 'd{number}'\n", image.display());
     }
-    let [at, of] = ["lab3.toml", "desk.toml"].map(|name| folder.location(name));
+    let [at, of] = ["lab3.toml", "desk.toml"].map(|name| folder.path_of(name));
     fs::write(&at, shared)?;
     fs::write(&of, attached)?;
     Ok([at, of])
@@ -139,7 +139,7 @@ fn busy(folder: &ScratchFolder, disks: usize) -> Result<f64> {
         .filter(|&number| !is_gadget(number))
         .take(disks)
         .map(|number| {
-            NbdLoadClient::negotiate(UnixStream::connect(folder.location("sockets").join(format!("s{number}")))?)
+            NbdLoadClient::negotiate(UnixStream::connect(folder.path_of("sockets").join(format!("s{number}")))?)
         })
         .collect::<Result<_>>()?;
     let all_ready = Barrier::new(disks);
@@ -180,13 +180,13 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     lab3.ok(&["allow", "desk", "all"])?;
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let [shared, attached] = configure(&folder, port, devices)?;
-    let location = |path: &Path| path.to_str().map(str::to_owned).context("a plain path");
+    let text_of = |path: &Path| path.to_str().map(str::to_owned).context("a plain path");
     let began = Instant::now();
-    let mut exporter = lab3.start(&["daemon", "--config", &location(&shared)?])?;
+    let mut exporter = lab3.start(&["daemon", "--config", &text_of(&shared)?])?;
     exporter.wait_for("for paired hosts")?;
     let shared_after = began.elapsed();
     let (exporters, alone) = (DaemonProcesses::of(&shared)?, DaemonProcesses::of(&shared)?.cost());
-    let _importer = desk.start(&["daemon", "--config", &location(&attached)?])?;
+    let _importer = desk.start(&["daemon", "--config", &text_of(&attached)?])?;
     let took = wait_for(&desk, "attached", devices)?;
     let importers = DaemonProcesses::of(&attached)?;
     let mut findings = Vec::new();

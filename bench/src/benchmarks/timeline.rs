@@ -31,7 +31,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let run = folder.folder("run")?;
     let farbus = |words: &[&str]| -> Result<Command> {
         let mut command = Command::new(lab.farbus_program()?);
-        command.args(words).env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.location("state"));
+        command.args(words).env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.path_of("state"));
         Ok(command)
     };
     let first = folder.database("first.img", bytes)?;
@@ -51,7 +51,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let mut held_ms = 0.0_f64;
     for (name, file, more) in [("swap 1", "second.img", None), ("swap 2, compared", "third.img", Some("--verify"))] {
         thread::sleep(pause);
-        let to = format!("block:{}", folder.location(file).display());
+        let to = format!("block:{}", folder.path_of(file).display());
         let begun = since(began);
         let ended = farbus(&["swap", "disk", "--to", &to, "--json"])?.args(more).output()?;
         if !ended.status.success() {

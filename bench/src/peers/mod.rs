@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 pub use self::server::{PeerServer, PeerServerKind};
 
 /// Serves as `kind` until the process that started this one is gone.
-pub fn serve(kind: PeerServerKind, reported: Option<&str>) -> Result<()> {
+pub fn serve(kind: PeerServerKind, argument: Option<&str>) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     match kind {
         PeerServerKind::Ping => ping::serve(listen::announce()?),
@@ -30,9 +30,9 @@ pub fn serve(kind: PeerServerKind, reported: Option<&str>) -> Result<()> {
         PeerServerKind::Tls => tls::serve(listen::announce()?),
         PeerServerKind::Ref => reference::serve(listen::announce()?),
         PeerServerKind::Crate => usbip_crate::serve(),
-        PeerServerKind::Session => session::serve(&listen::announce_at(reported)?),
-        PeerServerKind::Proxy => session::serve_proxy(reported.context("a proxy is told what it is in front of")?),
-        PeerServerKind::Flood => flood::serve(reported.context("a flood is told where to and how fast")?),
+        PeerServerKind::Session => session::serve(&listen::announce_at(argument)?),
+        PeerServerKind::Proxy => session::serve_proxy(argument.context("a proxy is told what it is in front of")?),
+        PeerServerKind::Flood => flood::serve(argument.context("a flood is told where to and how fast")?),
     }
 }
 

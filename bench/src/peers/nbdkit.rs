@@ -228,7 +228,7 @@ impl<S: Read + Write> NbdLoadClient<S> {
     ) -> Result<LoadTally> {
         let blocks = self.bytes / bytes as u64;
         let mut tally = LoadTally::nothing();
-        let mut wanted = VecDeque::with_capacity(depth);
+        let mut sent_at = VecDeque::with_capacity(depth);
         let mut buffer = vec![0; RECEIVE_BYTES.max(2 * (bytes + REPLY_BYTES))];
         let (mut start, mut end) = (0, 0);
         let block = vec![0xa5; if matches!(verb, BlockVerb::Write) { bytes } else { 0 }];
@@ -238,15 +238,15 @@ impl<S: Read + Write> NbdLoadClient<S> {
         let mut now = began;
         // Answers may come out of order, but these servers answer requests of one size in order: latencies are those of
         // the oldest.
-        while now - began < limit || !wanted.is_empty() {
+        while now - began < limit || !sent_at.is_empty() {
             sending.clear();
-            while wanted.len() < depth && now - began < limit {
+            while sent_at.len() < depth && now - began < limit {
                 self.cookie += 1;
                 let position = if random { self.random() } else { self.cookie };
                 let head = request_header(verb, self.cookie, position % blocks * bytes as u64, bytes);
                 sending.extend_from_slice(&head);
                 sending.extend_from_slice(&block);
-                wanted.push_back(now);
+                sent_at.push_back(now);
             }
             self.stream.write_all(&sending)?;
             if end - start < reply_bytes {
@@ -262,7 +262,7 @@ impl<S: Read + Write> NbdLoadClient<S> {
                 ensure!(reply[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "not a simple reply: {reply:02x?}");
                 ensure!(reply[4..8] == [0; 4], "the NBD server answered with error {:02x?}", &reply[4..8]);
                 start += reply_bytes;
-                let since = wanted.pop_front().context("a reply that nobody asked for")?;
+                let since = sent_at.pop_front().context("a reply that nobody asked for")?;
                 tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
                 tally.urbs += 1;
                 tally.bytes += bytes as u64;

@@ -248,7 +248,7 @@ impl RemoteSessionDisk {
         let blocks = DISK_BYTES / bytes as u64;
         let block: Arc<[u8]> = vec![FILL; bytes].into();
         let mut tally = LoadTally::nothing();
-        let mut wanted = vec![Instant::now(); depth];
+        let mut asked_at_of = vec![Instant::now(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
         let began = Instant::now();
         let mut now = began;
@@ -264,7 +264,7 @@ impl RemoteSessionDisk {
                         BlockVerb::Read => BlockRequest::read(id, offset, bytes as u32),
                         BlockVerb::Write => BlockRequest::write(id, offset, Payload::shared(&block, 0..bytes)),
                     };
-                    wanted[slot] = now;
+                    asked_at_of[slot] = now;
                     self.linked.submit(at, request.launch(), &mut self.done);
                 }
             }
@@ -278,7 +278,7 @@ impl RemoteSessionDisk {
             while let Some(done) = self.done.pop() {
                 let slot = done.id.0 as usize;
                 done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
-                tally.latency_ns.saturating_record((now - wanted[slot]).as_nanos() as u64);
+                tally.latency_ns.saturating_record((now - asked_at_of[slot]).as_nanos() as u64);
                 tally.urbs += 1;
                 tally.bytes += bytes as u64;
                 self.done.pool.recycle(done.payload);
@@ -492,14 +492,14 @@ impl<P: HostPort> UsbLoad<P> {
     pub fn run(&mut self, direction: UsbipDirection, bytes: usize, depth: usize, limit: Duration) -> Result<LoadTally> {
         let block: Arc<[u8]> = vec![0; bytes].into();
         let mut tally = LoadTally::nothing();
-        let mut wanted = vec![Instant::now(); depth];
+        let mut asked_at_of = vec![Instant::now(); depth];
         let began = Instant::now();
         let mut now = began;
         let mut in_flight = 0;
         while now - began < limit || in_flight > 0 {
             while in_flight < depth && now - began < limit {
                 let id = UrbId(self.next);
-                wanted[(self.next % depth as u64) as usize] = now;
+                asked_at_of[(self.next % depth as u64) as usize] = now;
                 self.next += 1;
                 in_flight += 1;
                 self.port.submit(match direction {
@@ -512,7 +512,7 @@ impl<P: HostPort> UsbLoad<P> {
             let done = self.port.wait(None)?.context("nothing was answered")?;
             now = Instant::now();
             ensure!(done.status == UrbStatus::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
-            let since = wanted[(done.id.0 % depth as u64) as usize];
+            let since = asked_at_of[(done.id.0 % depth as u64) as usize];
             tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
             tally.urbs += 1;
             tally.bytes += bytes as u64;

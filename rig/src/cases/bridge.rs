@@ -82,9 +82,9 @@ fn carries(one: &mut RunningMachine, other: &mut RunningMachine) -> Result<Vec<S
     let mut figures = vec![ping.lines().find(|line| line.starts_with("round-trip")).unwrap_or_default().to_owned()];
     for direction in ["there", "back"] {
         step(one, "serve")?;
-        let message = step(other, direction)?;
-        let rate = word_after(&message, direction);
-        expect(rate.trim().parse::<f64>().is_ok_and(|rate| rate > 0.0), || format!("iperf3 moved nothing: {message}"))?;
+        let output = step(other, direction)?;
+        let rate = word_after(&output, direction);
+        expect(rate.trim().parse::<f64>().is_ok_and(|rate| rate > 0.0), || format!("iperf3 moved nothing: {output}"))?;
         figures.push(format!("iperf3 {direction} {rate} Mbit/s"));
     }
     figures.push(raw(one, other)?);
@@ -156,9 +156,9 @@ fn raw(giver: &mut RunningMachine, taker: &mut RunningMachine) -> Result<String>
     taker.begin("take")?;
     step(giver, "give")?;
     taker.await_word("take")?;
-    let message = taker.take_heard();
-    let line = message.lines().find(|line| line.starts_with("raw received")).unwrap_or_default();
-    expect(!line.is_empty(), || format!("nothing was received: {message}"))?;
+    let output = taker.take_heard();
+    let line = output.lines().find(|line| line.starts_with("raw received")).unwrap_or_default();
+    expect(!line.is_empty(), || format!("nothing was received: {output}"))?;
     Ok(line.to_owned())
 }
 

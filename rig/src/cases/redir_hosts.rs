@@ -104,7 +104,7 @@ impl<'l> MigrationCluster<'l> {
     }
 
     /// The machine's next place: its devices wait to be inherited, unless it is the first place.
-    fn location(&self, number: u32) -> Result<MigratingMachine> {
+    fn machine_at(&self, number: u32) -> Result<MigratingMachine> {
         let host = &self.hosts[number as usize % 2];
         let (mut lent, mut hardware, mut plugged) = (Vec::new(), Vec::new(), Vec::new());
         for (name, way) in DEVICES {
@@ -210,7 +210,7 @@ impl<'l> MigrationCluster<'l> {
 
     /// Migrates the machine to its place with that number, by `farbus migrate-vm`.
     fn go(&self, number: u32, here: &mut MigratingMachine) -> Result<MigrationTimes> {
-        let there = self.location(number)?;
+        let there = self.machine_at(number)?;
         std::thread::sleep(Duration::from_secs(1));
         let (from, to) = self.hosts_of(number - 1);
         let monitor = here.guest.monitor().display().to_string();
@@ -288,7 +288,7 @@ fn judge_moves(moves: &[MigrationTimes]) -> (String, bool) {
 fn instant_of(unix_us: &Value) -> Result<Instant> {
     let span = unix_us.as_u64().map(Duration::from_micros);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-    let since = now.zip(span).and_then(|(now, reported)| now.checked_sub(reported));
+    let since = now.zip(span).and_then(|(now, then)| now.checked_sub(then));
     let at = since.and_then(|since| Instant::now().checked_sub(since));
     at.ok_or_else(|| RigError::Expectation(format!("migrate-vm completed at {unix_us}")))
 }
@@ -303,7 +303,7 @@ fn span_in(line: &str, name: &str) -> Result<Duration> {
 fn there_and_back(lab: &CaseEnvironment) -> Result<String> {
     let moves = 2 * lab.times();
     let cluster = MigrationCluster::new(lab, moves)?;
-    let mut here = cluster.location(0)?;
+    let mut here = cluster.machine_at(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
     let mut figures = Vec::new();
@@ -320,10 +320,10 @@ fn there_and_back(lab: &CaseEnvironment) -> Result<String> {
 
 fn stays(lab: &CaseEnvironment) -> Result<String> {
     let cluster = MigrationCluster::new(lab, 1)?;
-    let mut here = cluster.location(0)?;
+    let mut here = cluster.machine_at(0)?;
     here.guest.await_word("ready")?;
     cluster.type_part(0)?;
-    let there = cluster.location(1)?;
+    let there = cluster.machine_at(1)?;
     std::thread::sleep(Duration::from_secs(1));
     let (host, successor) = cluster.hosts_of(0);
     for lent in &here.lent {

@@ -98,7 +98,7 @@ fn tree(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     tree_by(lab, client, &[])
 }
 
-fn tree_by(lab: &CaseEnvironment, client: AttachClient, reported: &[(&'static str, &str)]) -> Result<String> {
+fn tree_by(lab: &CaseEnvironment, client: AttachClient, variables: &[(&'static str, &str)]) -> Result<String> {
     let image = image_with_tree(lab)?;
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let report = lab
@@ -107,7 +107,7 @@ fn tree_by(lab: &CaseEnvironment, client: AttachClient, reported: &[(&'static st
             modules: &[MODULES, &[UAS_MODULE]].concat(),
             client,
             port: Some(share.port()),
-            variables: &owned(reported),
+            variables: &owned(variables),
             ..MachineBoot::default()
         })?
         .finish()?;
@@ -188,15 +188,15 @@ fn large(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     Ok(String::new())
 }
 
-pub(super) fn owned(reported: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
-    reported.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
+pub(super) fn owned(variables: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
+    variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 
 fn read_only(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     read_only_by(lab, client, &[])
 }
 
-fn read_only_by(lab: &CaseEnvironment, client: AttachClient, reported: &[(&'static str, &str)]) -> Result<String> {
+fn read_only_by(lab: &CaseEnvironment, client: AttachClient, variables: &[(&'static str, &str)]) -> Result<String> {
     let image = image_with_tree(lab)?;
     let before = disk::sha256(&image)?;
     let share = lab.share(&[format!("disk:{},ro", image.display())])?;
@@ -205,7 +205,7 @@ fn read_only_by(lab: &CaseEnvironment, client: AttachClient, reported: &[(&'stat
         modules: &[MODULES, &[UAS_MODULE]].concat(),
         client,
         port: Some(share.port()),
-        variables: &owned(reported),
+        variables: &owned(variables),
         ..MachineBoot::default()
     })?
     .finish()?;

@@ -193,8 +193,8 @@ fn serial(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     // Answers in capitals at the other end of the line, until the machine is gone.
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut line, _) = listener.accept()?;
-        for message in BufReader::new(line.try_clone()?).lines() {
-            line.write_all(format!("{}\n", message?.to_uppercase()).as_bytes())?;
+        for text in BufReader::new(line.try_clone()?).lines() {
+            line.write_all(format!("{}\n", text?.to_uppercase()).as_bytes())?;
         }
         Ok(())
     });

@@ -141,16 +141,16 @@ impl RootFsContents {
     /// lies below `/tmp` on the host would be hidden by what a guest mounts there.
     fn tool(&mut self, name: &str) -> Result<()> {
         if name.starts_with('/') {
-            let (file, location) = name.split_once('=').unwrap_or((name, name));
-            return self.program(Path::new(file), location);
+            let (file, path) = name.split_once('=').unwrap_or((name, name));
+            return self.program(Path::new(file), path);
         }
         let file = which(name).ok_or_else(|| RigError::Expectation(format!("no {name} on this machine")))?;
         self.program(&file, &format!("/usr/bin/{name}"))
     }
 
-    fn program(&mut self, file: &Path, location: &str) -> Result<()> {
+    fn program(&mut self, file: &Path, path: &str) -> Result<()> {
         let contents = read(file)?;
-        self.archive.file(location, 0o755, &contents);
+        self.archive.file(path, 0o755, &contents);
         if !contents.starts_with(b"\x7fELF") {
             return Ok(());
         }

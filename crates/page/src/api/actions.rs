@@ -619,8 +619,8 @@ impl PageAction {
         let (mut plain, mut options, mut has) = (Vec::new(), Vec::new(), Vec::new());
         for parameter in self.parameters {
             let value = given.get(parameter.name).filter(|value| !value.is_null());
-            let messages = value.map(|value| parameter.texts_of(value)).transpose()?;
-            match (parameter.at, parameter.kind, messages) {
+            let texts = value.map(|value| parameter.texts_of(value)).transpose()?;
+            match (parameter.at, parameter.kind, texts) {
                 (ArgumentPosition::Word | ArgumentPosition::WordIf, _, Some(words)) => plain.extend(words),
                 (ArgumentPosition::Word | ArgumentPosition::Required(_), _, None) => {
                     return Err(WrongParameter::with(parameter.name, format!("it is missing: {}", parameter.help)));
@@ -628,9 +628,9 @@ impl PageAction {
                 (
                     ArgumentPosition::Option(option) | ArgumentPosition::Required(option),
                     ParameterType::Switch,
-                    Some(messages),
+                    Some(texts),
                 ) => {
-                    if messages == ["true"] {
+                    if texts == ["true"] {
                         options.push((option, None));
                         has.push(parameter.name);
                     }

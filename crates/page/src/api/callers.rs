@@ -47,7 +47,7 @@ impl PageCaller {
         client: ClientKind,
         tokens: impl FnOnce() -> Result<PageTokenList, StateError>,
     ) -> Result<Self, HttpRefusal> {
-        let Some(printed) = authorization else {
+        let Some(header) = authorization else {
             let (scope, called) = match client {
                 ClientKind::Owner => (Some(PageScope::Own), "page"),
                 ClientKind::Other => (None, "another user"),
@@ -56,7 +56,7 @@ impl PageCaller {
             return Ok(Self { scope, has_token: false, called: called.to_owned(), until: None });
         };
         let unauthorized = |why| HttpRefusal::of(StatusCode::UNAUTHORIZED, why);
-        let token = match printed.split_once(' ') {
+        let token = match header.split_once(' ') {
             Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => token.trim(),
             _ => return Err(unauthorized("say: Authorization: Bearer TOKEN")),
         };

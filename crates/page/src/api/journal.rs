@@ -90,7 +90,7 @@ pub struct EventJournal {
     kept: Arc<Mutex<JournalBuffer>>,
     /// When an operation came further last.
     last_operation: Arc<Mutex<Option<Instant>>>,
-    reported: watch::Sender<u64>,
+    newest: watch::Sender<u64>,
 }
 
 impl Default for EventJournal {
@@ -104,7 +104,7 @@ impl EventJournal {
     /// A journal whose numbers go with this epoch: the copy of another process's.
     pub fn of(epoch: u64) -> Self {
         let kept = Arc::new(Mutex::new(JournalBuffer { last: 0, events: VecDeque::new() }));
-        Self { epoch, kept, last_operation: Arc::default(), reported: watch::Sender::new(0) }
+        Self { epoch, kept, last_operation: Arc::default(), newest: watch::Sender::new(0) }
     }
 
     /// Tells its numbers from those of an earlier process.
@@ -114,7 +114,7 @@ impl EventJournal {
 
     /// Learns of each event, by its number.
     pub fn numbers(&self) -> watch::Receiver<u64> {
-        self.reported.subscribe()
+        self.newest.subscribe()
     }
 
     /// The events after this number that are kept, [`TAKEN_MAX`] at most, and the number of the first of them.
@@ -143,7 +143,7 @@ impl EventJournal {
         }
         let last = kept.last;
         drop(kept);
-        self.reported.send_replace(last);
+        self.newest.send_replace(last);
     }
 
     fn kept(&self) -> MutexGuard<'_, JournalBuffer> {
@@ -163,12 +163,12 @@ impl EventJournal {
         let last = kept.last + 1;
         kept.add(JournalEvent::new(self.epoch, last, kind, &text), last);
         drop(kept);
-        self.reported.send_replace(last);
+        self.newest.send_replace(last);
     }
 
     /// Follows the events after the one with this id, as a client sends it back; without one, those after `before`.
     pub fn follow_after(&self, last_id: Option<&str>, before: u64) -> JournalFollower {
-        let reported = self.reported.subscribe();
+        let newest = self.newest.subscribe();
         let kept = self.kept();
         let after = match last_id.map(|id| self.number_of(id)) {
             None => before,
@@ -177,7 +177,7 @@ impl EventJournal {
             Some(_) => 0,
         };
         drop(kept);
-        JournalFollower { journal: self.clone(), reported, after }
+        JournalFollower { journal: self.clone(), newest, after }
     }
 
     /// When an operation began, came further or ended last: what the processes said before may be out of date.
@@ -187,7 +187,7 @@ impl EventJournal {
 
     /// Whether anybody follows the events.
     pub fn is_followed(&self) -> bool {
-        self.reported.receiver_count() > 0
+        self.newest.receiver_count() > 0
     }
 
     fn number_of(&self, id: &str) -> Option<u64> {
@@ -214,7 +214,7 @@ impl EventJournal {
 #[derive(Debug)]
 pub struct JournalFollower {
     journal: EventJournal,
-    reported: watch::Receiver<u64>,
+    newest: watch::Receiver<u64>,
     after: u64,
 }
 
@@ -223,7 +223,7 @@ impl JournalFollower {
     pub async fn next(&mut self) -> Option<Bytes> {
         let after = self.after;
         // The journal keeps a sender, so there is always one.
-        self.reported.wait_for(|last| *last > after).await.ok()?;
+        self.newest.wait_for(|last| *last > after).await.ok()?;
         let (text, last) = self.journal.take(after)?;
         self.after = last;
         Some(text)

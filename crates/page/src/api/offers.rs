@@ -204,7 +204,7 @@ mod tests {
     fn a_device_of_another_host_is_attached_by_one_word_whatever_its_name_is() {
         let line = |host: &str, name: &str, state: &str| {
             let host = lab::tests::host(host, Vec::new());
-            let device = lab::tests::printed(json!({ "name": name, "state": state, "user": "desk" }));
+            let device = lab::tests::lab_device(json!({ "name": name, "state": state, "user": "desk" }));
             of_other(&host, &device, "desk").into_iter().next().map(|offer| (offer.line, offer.parameters))
         };
         let (plain, given) = line("lab3", "board", "available").unwrap();

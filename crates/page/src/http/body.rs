@@ -74,7 +74,7 @@ impl StatusSubscription {
     /// The event that this status makes, if there is something new in it.
     fn event(&mut self, status: &CombinedStatus) -> Option<Bytes> {
         match self {
-            Self::Any(drawn, reported) => drawn.table_event(reported, status),
+            Self::Any(drawn, shown) => drawn.table_event(shown, status),
             Self::View(watched, shown) => watched.event(shown, status),
         }
     }
@@ -85,7 +85,7 @@ impl EventStream {
     /// `place` is kept until it ends.
     pub fn new(
         status: watch::Receiver<Arc<CombinedStatus>>,
-        location: EventStreamPermit,
+        permit: EventStreamPermit,
         drawn: &Arc<ViewCache>,
         followed: Option<(PageView, u64)>,
     ) -> Self {
@@ -93,12 +93,12 @@ impl EventStream {
             Some((view, version)) => StatusSubscription::View(drawn.watch(view, &status.borrow()), version),
             None => StatusSubscription::Any(Arc::clone(drawn), 0),
         };
-        Self { next: Box::pin(next(BodyEventSource::Table(StatusEventSource { status, what, _place: location }))) }
+        Self { next: Box::pin(next(BodyEventSource::Table(StatusEventSource { status, what, _place: permit }))) }
     }
 
     /// A stream of the journal's events; `place` is kept until it ends.
-    pub fn numbered(follower: JournalFollower, location: EventStreamPermit) -> Self {
-        Self { next: Box::pin(next(BodyEventSource::Journal(JournalEventSource { follower, _place: location }))) }
+    pub fn numbered(follower: JournalFollower, permit: EventStreamPermit) -> Self {
+        Self { next: Box::pin(next(BodyEventSource::Journal(JournalEventSource { follower, _place: permit }))) }
     }
 }
 

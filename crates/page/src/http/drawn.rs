@@ -88,15 +88,15 @@ impl ViewCache {
         })
     }
 
-    /// The event that says that something is new, if that is so for a client that was told `told`, which is changed.
-    pub fn table_event(&self, reported: &mut u64, status: &CombinedStatus) -> Option<Bytes> {
+    /// The event that says that something is new, if that is so for a client that shows the status with fingerprint `shown`, which is changed.
+    pub fn table_event(&self, shown: &mut u64, status: &CombinedStatus) -> Option<Bytes> {
         let mut table = locked(&self.table);
         if table.status != Some(status.version) {
             let fingerprint = PageView::fingerprint(status);
             let event = format!("event: status\ndata: {fingerprint:016x}\n\n").into();
             *table = CachedStatusEvent { status: Some(status.version), fingerprint, event };
         }
-        (std::mem::replace(reported, table.fingerprint) != table.fingerprint).then(|| table.event.clone())
+        (std::mem::replace(shown, table.fingerprint) != table.fingerprint).then(|| table.event.clone())
     }
 }
 

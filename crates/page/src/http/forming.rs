@@ -167,7 +167,7 @@ mod tests {
         PostedForm::of(path, find(path).unwrap(), body)
     }
 
-    fn printed((status, html): (u16, Markup)) -> (u16, String) {
+    fn code_and_text((status, html): (u16, Markup)) -> (u16, String) {
         (status, html.into_string())
     }
 
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_wrong_stands_at_its_field_and_nothing_typed_is_lost() {
         let form = sent("/do/release", "device=disk&reason=it%27s+%22mine%22&keep_out=1e9&force=on&back=%2Fnew");
-        let (code, html) = printed(form.before(&lab()).unwrap());
+        let (code, html) = code_and_text(form.before(&lab()).unwrap());
         assert_eq!(code, 400);
         assert!(html.contains("id=\"do-release-keep_out-wrong\">a whole number from 0 to 86400<"), "{html}");
         assert!(
@@ -193,11 +193,11 @@ mod tests {
             assert!(html.contains(kept), "{kept}: {html}");
         }
         assert!(html.contains(" open><summary>"), "{html}");
-        let missing = printed(sent("/do/migrate", "device=lab3%2Fdisk&to=").before(&lab()).unwrap()).1;
+        let missing = code_and_text(sent("/do/migrate", "device=lab3%2Fdisk&to=").before(&lab()).unwrap()).1;
         assert!(missing.contains("id=\"do-migrate-to-wrong\">it is missing: Name or key"), "{missing}");
         // What its command refuses is said, and the form is there again.
         let failed = json!({ "id": 1, "state": "failed", "failure": { "message": "no host <i>" } });
-        let (code, html) = printed(sent("/do/allow", "device=disk&host=lab9").after(404, &failed));
+        let (code, html) = code_and_text(sent("/do/allow", "device=disk&host=lab9").after(404, &failed));
         assert!(code == 404 && html.contains("It was not done: no host &lt;i&gt;"), "{html}");
         assert!(html.contains("value=\"lab9\"") && html.contains("farbus allow lab9 disk"), "{html}");
     }
@@ -206,7 +206,7 @@ mod tests {
     fn what_takes_something_from_somebody_is_asked_about_first_and_says_from_whom() {
         let back = "back=%2Fdevice%2F7%3Fname%3Ddisk";
         let form = sent("/do/release", &format!("device=disk&force=on&{back}"));
-        let (code, html) = printed(form.before(&lab()).unwrap());
+        let (code, html) = code_and_text(form.before(&lab()).unwrap());
         assert_eq!(code, 200);
         assert!(html.contains("desk &lt;b&gt; (10.0.0.3:1) uses disk and loses it."), "{html}");
         assert!(html.contains("farbus release disk --force") && html.contains("name=\"sure\" value=\"yes\""), "{html}");
@@ -220,7 +220,7 @@ mod tests {
         }
         assert!(sent("/do/attach", "target=disk").before(&lab()).is_none(), "nobody loses anything");
         let stop = sent("/do/stop/3", "");
-        assert!(printed(stop.before(&lab()).unwrap()).1.contains("This ends what"));
+        assert!(code_and_text(stop.before(&lab()).unwrap()).1.contains("This ends what"));
         let PageQuestion::Change { path, .. } = stop.question() else { panic!("a change") };
         assert_eq!(path, "/api/v1/operations/3/stop");
     }
@@ -232,7 +232,7 @@ mod tests {
         let body = |value: &str| names.map(|name| format!("{name}={value}")).join("&");
         let count = |html: &str| ['<', '>', '"'].map(|sign| html.matches(sign).count());
         for path in ["/do/release", "/do/detach", "/do/stop/3"] {
-            let of = |value: &str| printed(sent(path, &body(value)).before(&lab()).unwrap()).1;
+            let of = |value: &str| code_and_text(sent(path, &body(value)).before(&lab()).unwrap()).1;
             let (hostile, plain) = (of(evil), of("abc"));
             assert_eq!(count(&hostile), count(&plain), "{hostile}");
             assert!(!hostile.contains("<script") && !hostile.contains('\u{202e}'), "{hostile}");

@@ -52,11 +52,11 @@ impl PageOrigin {
     /// (DNS rebinding) sends its own name.
     fn is_own_name(&self, host: &str) -> bool {
         let usual = if self.is_remote() { 443 } else { 80 };
-        let named = |name: &str| match host.get(..name.len()).filter(|printed| printed.eq_ignore_ascii_case(name)) {
+        let named = |name: &str| match host.get(..name.len()).filter(|part| part.eq_ignore_ascii_case(name)) {
             Some(_) if host.len() == name.len() => self.port.is_none_or(|port| port == usual),
             Some(_) => host[name.len()..]
                 .strip_prefix(':')
-                .is_some_and(|printed| self.port.is_some_and(|port| printed == port.to_string())),
+                .is_some_and(|part| self.port.is_some_and(|port| part == port.to_string())),
             None => false,
         };
         match &self.names {
@@ -239,8 +239,8 @@ mod tests {
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), value.parse().unwrap());
         }
-        let printed = headers.get("authorization").map(|printed| printed.to_str().unwrap());
-        let caller = PageCaller::of(printed, client, || Ok(PageTokenList::default()));
+        let authorization = headers.get("authorization").map(|authorization| authorization.to_str().unwrap());
+        let caller = PageCaller::of(authorization, client, || Ok(PageTokenList::default()));
         let checked =
             caller.and_then(|caller| of_caller(&caller, method, uri, &headers, &PageOrigin::local(Some(7240))));
         checked.map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
@@ -462,19 +462,23 @@ mod tests {
     fn a_stranger_of_another_machine_gets_where_codes_are_shown_and_nothing_else() {
         let site = PageOrigin::remote(7241, vec!["lab3.example".into()]);
         let stranger = PageCaller { scope: None, has_token: false, called: "another machine".into(), until: None };
-        let wanted = |caller: &PageCaller, site: &PageOrigin, path: &str| {
+        let status_of = |caller: &PageCaller, site: &PageOrigin, path: &str| {
             let mut headers = HeaderMap::new();
             headers
                 .insert(HOST, if site.is_remote() { "lab3.example:7241" } else { "localhost:7240" }.parse().unwrap());
             of_caller(caller, "GET", path, &headers, site).map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
         };
         for path in ["/enter", "/enter.js", "/enter.css", "/healthz"] {
-            assert_eq!(wanted(&stranger, &site, path), 200, "{path}");
+            assert_eq!(status_of(&stranger, &site, path), 200, "{path}");
         }
         for path in ["/", "/page.js", "/page.css", "/metrics", "/events", "/api/v1/status", "/else"] {
-            assert_eq!(wanted(&stranger, &site, path), 403, "{path}");
+            assert_eq!(status_of(&stranger, &site, path), 403, "{path}");
         }
-        assert_eq!(wanted(&owner(), &PageOrigin::local(Some(7240)), "/enter"), 404, "it is there for other machines");
+        assert_eq!(
+            status_of(&owner(), &PageOrigin::local(Some(7240)), "/enter"),
+            404,
+            "it is there for other machines"
+        );
     }
 
     #[test]
@@ -494,9 +498,10 @@ mod tests {
             let caller = PageCaller { scope, has_token: scope.is_some(), called: String::new(), until: None };
             assert_eq!(change(&[], &caller, Some(7240)), 403, "{scope:?}");
         }
-        let with = |printed: &str| checked(ClientKind::Owner, "GET", "/", &[OWN, ("authorization", printed)]);
-        for printed in ["Bearer farbus-page-x", "Bearer ", "Basic b3duZXI6", "farbus-page-x", ""] {
-            assert_eq!(with(printed), 401, "{printed}: even of the owner");
+        let with =
+            |authorization: &str| checked(ClientKind::Owner, "GET", "/", &[OWN, ("authorization", authorization)]);
+        for authorization in ["Bearer farbus-page-x", "Bearer ", "Basic b3duZXI6", "farbus-page-x", ""] {
+            assert_eq!(with(authorization), 401, "{authorization}: even of the owner");
         }
     }
 }

@@ -77,7 +77,7 @@ impl CookieName {
     fn token_in(&self, cookies: &str) -> Option<String> {
         let with_name = |name: &str| {
             let mut all = cookies.split(';').filter_map(|cookie| cookie.trim().split_once('='));
-            all.find(|(printed, _)| *printed == name).map(|(_, token)| token.to_owned())
+            all.find(|(cookie_name, _)| *cookie_name == name).map(|(_, token)| token.to_owned())
         };
         with_name(&self.0).or_else(|| with_name(COOKIE_NAME))
     }
@@ -111,17 +111,17 @@ pub struct RequestToken {
 /// # Errors
 /// [`HttpRefusal`]: a header is there twice or is no text, or the token is longer than any.
 pub fn shown_by(headers: &HeaderMap, cookie: Option<&CookieName>) -> Result<RequestToken, HttpRefusal> {
-    let printed = only(headers, &AUTHORIZATION)?;
+    let authorization = only(headers, &AUTHORIZATION)?;
     let cookie = match cookie {
         Some(name) => only(headers, &COOKIE)?.and_then(|cookies| name.token_in(cookies)),
         None => None,
     };
-    let shown = match (printed, cookie) {
-        (Some(printed), _) => RequestToken { authorization: Some(printed.to_owned()), is_cookie: false },
+    let shown = match (authorization, cookie) {
+        (Some(authorization), _) => RequestToken { authorization: Some(authorization.to_owned()), is_cookie: false },
         (None, Some(token)) => RequestToken { authorization: Some(format!("Bearer {token}")), is_cookie: true },
         (None, None) => RequestToken { authorization: None, is_cookie: false },
     };
-    match shown.authorization.as_ref().is_some_and(|printed| printed.len() > AUTHORIZATION_BYTES_MAX) {
+    match shown.authorization.as_ref().is_some_and(|authorization| authorization.len() > AUTHORIZATION_BYTES_MAX) {
         true => Err(HttpRefusal::of(StatusCode::UNAUTHORIZED, "this is longer than any token")),
         false => Ok(shown),
     }
@@ -149,8 +149,8 @@ mod tests {
         shown_by(&headers, is_tls.then_some(&name)).map_err(|refusal| refusal.status.as_u16())
     }
 
-    fn of(printed: &str, is_cookie: bool) -> Result<RequestToken, u16> {
-        Ok(RequestToken { authorization: Some(printed.to_owned()), is_cookie })
+    fn of(authorization: &str, is_cookie: bool) -> Result<RequestToken, u16> {
+        Ok(RequestToken { authorization: Some(authorization.to_owned()), is_cookie })
     }
 
     #[test]
@@ -180,12 +180,15 @@ mod tests {
     fn no_script_and_no_other_site_gets_the_cookie() {
         let name = CookieName::of(FINGERPRINT);
         let cookie = name.set_cookie("farbus-page-1f2e3d4c-00ff", 60).unwrap();
-        let printed = cookie.to_str().unwrap();
-        assert!(printed.starts_with(&format!("{NAME}=farbus-page-1f2e3d4c-00ff; Path=/; Max-Age=86460;")), "{printed}");
+        let set_cookie = cookie.to_str().unwrap();
+        assert!(
+            set_cookie.starts_with(&format!("{NAME}=farbus-page-1f2e3d4c-00ff; Path=/; Max-Age=86460;")),
+            "{set_cookie}"
+        );
         for word in ["; Secure", "; HttpOnly", "; SameSite=Strict"] {
-            assert!(printed.contains(word), "{printed}");
+            assert!(set_cookie.contains(word), "{set_cookie}");
         }
-        assert!(!printed.contains("Domain") && name.set_cookie("a; Domain=x", 60).is_none());
+        assert!(!set_cookie.contains("Domain") && name.set_cookie("a; Domain=x", 60).is_none());
         for (cleared, name) in name.clear_cookies().iter().zip([NAME, "__Host-farbus"]) {
             let cleared = cleared.to_str().unwrap();
             assert!(cleared.starts_with(&format!("{name}=; Path=/; Max-Age=0; Secure; HttpOnly;")), "{cleared}");
@@ -236,10 +239,11 @@ mod tests {
             }
             let Ok(shown) = shown_by(&headers, Some(&cookie_name)) else { return };
             assert!(
-                shown.authorization.as_ref().is_none_or(|printed| printed.len() <= AUTHORIZATION_BYTES_MAX),
+                shown.authorization.as_ref().is_none_or(|authorization| authorization.len() <= AUTHORIZATION_BYTES_MAX),
                 "{text}"
             );
-            if let Some(token) = shown.authorization.as_deref().and_then(|printed| printed.strip_prefix("Bearer "))
+            if let Some(token) =
+                shown.authorization.as_deref().and_then(|authorization| authorization.strip_prefix("Bearer "))
                 && let Some(cookie) = cookie_name.set_cookie(token, 60)
             {
                 let cookie = cookie.to_str().unwrap();

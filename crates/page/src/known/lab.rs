@@ -235,8 +235,9 @@ impl DeviceReport {
         let named = || [self.vendor_name.as_deref(), self.product_name.as_deref()].into_iter().flatten();
         let title = if self.title.trim().is_empty() { named().collect::<Vec<_>>().join(" ") } else { self.title };
         let ids = if self.ids.is_empty() { format!("{}:{}", self.vendor, self.product) } else { self.ids };
-        let message = self.state.unwrap_or_default();
-        let state = if message == "available" && self.lease.is_some() { "leased".to_owned() } else { short(&message) };
+        let host_state = self.state.unwrap_or_default();
+        let state =
+            if host_state == "available" && self.lease.is_some() { "leased".to_owned() } else { short(&host_state) };
         let lease = self.lease.unwrap_or_default();
         let lessee = Some(lease.host).filter(|host| !host.is_empty());
         let queued = |of: LabQueued| LabQueued { host: short(&of.host), ..of };
@@ -366,7 +367,7 @@ pub mod tests {
     use super::*;
 
     /// A device as a host says it.
-    pub fn printed(value: Value) -> LabDevice {
+    pub fn lab_device(value: Value) -> LabDevice {
         let report: DeviceReport = serde_json::from_value(value).unwrap();
         report.kept(1000, |_| Some(400)).unwrap()
     }
@@ -379,7 +380,7 @@ pub mod tests {
 
     #[test]
     fn a_leased_device_has_its_lessee_as_its_user_and_is_not_available() {
-        let device = printed(json!({
+        let device = lab_device(json!({
             "name": "board", "vendor": "0403", "product": "6001", "vendor_name": "FTDI", "state": "available",
             "lease": { "host": "rack", "until": "2026-11-27T08:00Z", "reason": "nightly" }, "waiting": 2,
             "queue": [{ "host": "desk", "priority": 5 }],
@@ -387,18 +388,20 @@ pub mod tests {
         assert_eq!((device.state.as_str(), device.user.as_deref()), ("leased", Some("rack")));
         assert_eq!((device.title.as_str(), device.ids.as_str()), ("FTDI", "0403:6001"));
         assert_eq!((device.reason.as_deref(), device.waiting, device.queue[0].priority), (Some("nightly"), 2, 5));
-        let used = printed(json!({ "name": "board", "state": "in use", "user": "desk", "used_s": 60 }));
+        let used = lab_device(json!({ "name": "board", "state": "in use", "user": "desk", "used_s": 60 }));
         assert_eq!(used.since_s, Some(940));
-        let by_directory = printed(json!({ "name": "board", "state": "in use", "since": "x" }));
+        let by_directory = lab_device(json!({ "name": "board", "state": "in use", "since": "x" }));
         assert_eq!(by_directory.since_s, Some(400));
     }
 
     #[test]
     fn an_attachment_is_found_by_the_name_or_the_address_of_its_host() {
-        let found =
-            LabHost { called: Some("10.0.0.9:3240".into()), ..host("lab9", vec![printed(json!({ "name": "cam" }))]) };
-        let unpaired = LabHost { called: None, ..host("lab8", vec![printed(json!({ "name": "cam" }))]) };
-        let lab3 = host("lab3", vec![printed(json!({ "name": "board" }))]);
+        let found = LabHost {
+            called: Some("10.0.0.9:3240".into()),
+            ..host("lab9", vec![lab_device(json!({ "name": "cam" }))])
+        };
+        let unpaired = LabHost { called: None, ..host("lab8", vec![lab_device(json!({ "name": "cam" }))]) };
+        let lab3 = host("lab3", vec![lab_device(json!({ "name": "board" }))]);
         let lab = LabInventory { hosts: vec![lab3, unpaired, found], ..LabInventory::default() };
         let name = |target: &str| lab.find(target).map(|(host, _)| host.name.as_str());
         assert_eq!((name("lab3/board"), name("lab3:3240/board")), (Some("lab3"), Some("lab3")));
@@ -415,7 +418,7 @@ pub mod tests {
         let device = |n: usize| LabDevice {
             name: n.to_string(),
             comment: Some("c".repeat(200)),
-            ..printed(json!({ "name": "a" }))
+            ..lab_device(json!({ "name": "a" }))
         };
         let hosts = (0..HOSTS_MAX + 5).map(|n| host(&format!("{n:05}"), (0..100).map(device).collect())).collect();
         let mut lab = LabInventory { hosts, ..LabInventory::default() };

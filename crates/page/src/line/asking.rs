@@ -133,9 +133,9 @@ impl PageBrokerClient {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, printed: &ConfinedMessage) -> bool {
+    fn say(&self, message: &ConfinedMessage) -> bool {
         // If the other process has ended, so does this one.
-        encoded(printed, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
+        encoded(message, QUESTION_BYTES_MAX).is_ok_and(|frame| self.out.send(frame).is_ok())
     }
 
     /// Says that this process has given its rights away, and what it still has if that is too much.
@@ -167,8 +167,8 @@ impl PageBrokerClient {
             false => Some(self.slots.take(by, by.scope).await.ok_or_else(ended)?),
         };
         let id = self.last.fetch_add(1, Ordering::Relaxed);
-        let (reported, answer) = oneshot::channel();
-        self.waiting().insert(id, PendingQuestion { answer: reported, _place: slot });
+        let (answer_sender, answer) = oneshot::channel();
+        self.waiting().insert(id, PendingQuestion { answer: answer_sender, _place: slot });
         if !self.say(&ConfinedMessage::Asked { id, by: by.clone(), question }) {
             self.waiting().remove(&id);
             return Err(HttpRefusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));

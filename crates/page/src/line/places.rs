@@ -71,7 +71,7 @@ impl QuestionSlots {
     fn of_one(&self, by: &ClientCredentials) -> Arc<Semaphore> {
         let mut each = self.each();
         // Nobody else can take what is not in use.
-        each.retain(|_, locations| Arc::strong_count(locations) > 1);
+        each.retain(|_, slots| Arc::strong_count(slots) > 1);
         Arc::clone(each.entry(SlotHolder::of(by)).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_MAX))))
     }
 
@@ -114,8 +114,8 @@ mod tests {
         ClientCredentials { client: 1, authorization: Some(token.to_owned()), scope: None }
     }
 
-    fn taken(locations: &QuestionSlots, by: &ClientCredentials, scope: Option<PageScope>) -> Vec<QuestionSlot> {
-        std::iter::from_fn(|| locations.try_take(by, scope)).take(1000).collect()
+    fn taken(slots: &QuestionSlots, by: &ClientCredentials, scope: Option<PageScope>) -> Vec<QuestionSlot> {
+        std::iter::from_fn(|| slots.try_take(by, scope)).take(1000).collect()
     }
 
     #[test]

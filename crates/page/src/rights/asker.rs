@@ -52,7 +52,7 @@ pub struct PolledStatus {
 /// Asks on a thread of its own, and only while somebody wants to know.
 #[derive(Clone, Debug)]
 pub struct StatusPoller {
-    wanted: watch::Sender<Arc<PolledStatus>>,
+    polled: watch::Sender<Arc<PolledStatus>>,
     demand: SyncSender<()>,
     journal: EventJournal,
     /// When somebody looked at other hosts last.
@@ -66,20 +66,20 @@ impl StatusPoller {
     /// # Errors
     /// There can be no further thread.
     pub fn start(journal: EventJournal, operations: OperationRegistry) -> io::Result<Self> {
-        let (requested, _) = watch::channel(Arc::<PolledStatus>::default());
+        let (polled, _) = watch::channel(Arc::<PolledStatus>::default());
         let (demand, demanded) = sync_channel(1);
-        let to = requested.clone();
+        let to = polled.clone();
         let for_thread = journal.clone();
         let lab_wanted = Arc::<Mutex<Option<Instant>>>::default();
         let mut others = LabPoller { gatherer: LabGatherer::start()?, wanted: Arc::clone(&lab_wanted) };
         let ask = move || keep_asking(&to, &demanded, &for_thread, &operations, &mut others);
         thread::Builder::new().name("page-status".into()).spawn(ask)?;
-        Ok(Self { wanted: requested, demand, journal, lab_wanted })
+        Ok(Self { polled, demand, journal, lab_wanted })
     }
 
     /// Follows what they say from now on: they are asked until the receiver is dropped.
     pub fn follow(&self) -> watch::Receiver<Arc<PolledStatus>> {
-        let followed = self.wanted.subscribe();
+        let followed = self.polled.subscribe();
         // If it is full, the thread is about to ask.
         let _ = self.demand.try_send(());
         followed
@@ -97,10 +97,10 @@ impl StatusPoller {
             StatusExtent::Processes => self.fresh_that(|_| true).await,
             StatusExtent::Lab => self.fresh_with_lab().await,
             StatusExtent::Answered => {
-                let is_answered = |requested: &PolledStatus| {
+                let is_answered = |polled: &PolledStatus| {
                     self.want_lab();
                     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-                    requested.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
+                    polled.lab.looked_s.is_some_and(|looked_s| looked_s + ANSWERED_S_MAX >= now)
                 };
                 // A host that does not answer is said to be silent, and is not waited for longer.
                 match timeout(ANSWERED_WAIT_MAX, self.fresh_that(is_answered)).await {
@@ -114,18 +114,17 @@ impl StatusPoller {
     async fn fresh_with_lab(&self) -> Option<Arc<PolledStatus>> {
         self.want_lab();
         let since = Instant::now().checked_sub(ASK_EVERY);
-        self.fresh_that(|requested| requested.lab_at.is_some() && requested.lab_at >= since).await
+        self.fresh_that(|polled| polled.lab_at.is_some() && polled.lab_at >= since).await
     }
 
     async fn fresh_that(&self, is_enough: impl Fn(&PolledStatus) -> bool) -> Option<Arc<PolledStatus>> {
         let since = Instant::now().checked_sub(ASK_EVERY).max(self.journal.last_operation());
-        let is_fresh =
-            |requested: &Arc<PolledStatus>| requested.at.is_some() && requested.at >= since && is_enough(requested);
-        if is_fresh(&self.wanted.borrow()) {
-            return Some(Arc::clone(&self.wanted.borrow()));
+        let is_fresh = |polled: &Arc<PolledStatus>| polled.at.is_some() && polled.at >= since && is_enough(polled);
+        if is_fresh(&self.polled.borrow()) {
+            return Some(Arc::clone(&self.polled.borrow()));
         }
         let mut followed = self.follow();
-        followed.wait_for(is_fresh).await.ok().map(|requested| Arc::clone(&requested))
+        followed.wait_for(is_fresh).await.ok().map(|polled| Arc::clone(&polled))
     }
 }
 
@@ -136,7 +135,7 @@ struct LabPoller {
 }
 
 fn keep_asking(
-    requested: &watch::Sender<Arc<PolledStatus>>,
+    polled: &watch::Sender<Arc<PolledStatus>>,
     demanded: &Receiver<()>,
     journal: &EventJournal,
     operations: &OperationRegistry,
@@ -146,11 +145,11 @@ fn keep_asking(
     let mut lab_at = None;
     let (mut happenings, mut mark) = (ProcessEventCursors::default(), None);
     for version in 1.. {
-        let reported = match requested.receiver_count() {
+        let demand = match polled.receiver_count() {
             0 => demanded.recv().map_err(|_| RecvTimeoutError::Disconnected),
             _ => demanded.recv_timeout(ASK_EVERY),
         };
-        if reported == Err(RecvTimeoutError::Disconnected) {
+        if demand == Err(RecvTimeoutError::Disconnected) {
             return;
         }
         let at = Instant::now();
@@ -168,7 +167,7 @@ fn keep_asking(
         if journal.is_followed() {
             publish(journal, (&statuses, lab.mark), &mut happenings, &mut mark);
         }
-        requested.send_replace(Arc::new(PolledStatus { at: Some(at), statuses, lab_at, lab }));
+        polled.send_replace(Arc::new(PolledStatus { at: Some(at), statuses, lab_at, lab }));
     }
 }
 
@@ -177,9 +176,9 @@ fn ask() -> ProcessStatuses {
     match ask_all(&Question::Status) {
         Ok(answers) => {
             let count = answers.len();
-            let printed =
+            let status_in =
                 |(_, answer)| if let Answer::Ok(value) = answer { serde_json::from_value(value).ok() } else { None };
-            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(printed).collect();
+            let processes: Vec<ProcessStatus> = answers.into_iter().filter_map(status_in).collect();
             let swaps = swaps(&processes);
             ProcessStatuses { silent: count - processes.len(), processes, swaps, ..ProcessStatuses::default() }
         }
@@ -193,7 +192,7 @@ fn swaps(processes: &[ProcessStatus]) -> Vec<RunningSwap> {
     let is_swapping = |(_, device): &(&ProcessStatus, &ProcessDevice)| {
         device.medium().is_some_and(|medium| medium.is_swapping) && device.swap().is_none()
     };
-    let wanted = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
+    let swaps = devices_of(processes).filter(is_swapping).take(SWAPS_MAX).filter_map(|(process, device)| {
         let (pid, name) = (process.pid, device.name().to_owned());
         // What is attached here is asked for with its host.
         let target = if device.shared().is_some() { &name } else { device.title() };
@@ -203,7 +202,7 @@ fn swaps(processes: &[ProcessStatus]) -> Vec<RunningSwap> {
         let progress: SwapStatus = serde_json::from_value(answer).ok()?;
         (progress.state == "running").then_some(RunningSwap { pid, name, progress })
     });
-    wanted.collect()
+    swaps.collect()
 }
 
 /// Publishes what has happened, and that there is another status.
@@ -230,17 +229,17 @@ fn publish(
 
 /// A number that is another one when a process, a device, its state, its user or who waits for it is, or what is
 /// known of other hosts.
-fn mark_of(printed: &ProcessStatuses, lab: u64) -> u64 {
+fn mark_of(statuses: &ProcessStatuses, lab: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     lab.hash(&mut hasher);
-    for (process, device) in devices_of(&printed.processes) {
+    for (process, device) in devices_of(&statuses.processes) {
         (process.pid, device.name(), device.title(), device.state(), device.user()).hash(&mut hasher);
         device.waiting().iter().for_each(|waiting| waiting.host.hash(&mut hasher));
         device.failure().map(|failure| &failure.message).hash(&mut hasher);
         device.swap().map(|swap| (&swap.state, &swap.begun, &swap.phase)).hash(&mut hasher);
         device.migration().map(|migration| (&migration.state, &migration.begun)).hash(&mut hasher);
     }
-    printed.silent.hash(&mut hasher);
-    printed.failure.hash(&mut hasher);
+    statuses.silent.hash(&mut hasher);
+    statuses.failure.hash(&mut hasher);
     hasher.finish()
 }

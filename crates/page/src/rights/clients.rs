@@ -79,7 +79,7 @@ enum PoolShareKey {
 
 /// Places that many share.
 struct ConnectionPoolLimits {
-    positions: usize,
+    places: usize,
     of_one_max: usize,
     /// Connections that were told to end and have not yet.
     ending_max: usize,
@@ -88,13 +88,13 @@ struct ConnectionPoolLimits {
 }
 
 const STRANGERS: ConnectionPoolLimits = ConnectionPoolLimits {
-    positions: STRANGERS_MAX,
+    places: STRANGERS_MAX,
     of_one_max: STRANGERS_OF_NETWORK_MAX,
     ending_max: ENDING_MAX,
     replaces_own: true,
 };
 const OTHERS: ConnectionPoolLimits = ConnectionPoolLimits {
-    positions: OTHERS_MAX,
+    places: OTHERS_MAX,
     of_one_max: OTHERS_MAX,
     ending_max: OF_OTHERS_MAX - OTHERS_MAX,
     replaces_own: false,
@@ -119,7 +119,7 @@ fn network(address: IpAddr) -> IpAddr {
 
 impl OpenConnection {
     /// Whose place of a pool it has.
-    fn location(&self) -> Option<PoolShareKey> {
+    fn pool_share(&self) -> Option<PoolShareKey> {
         self.pooled.as_ref().filter(|pooled| !pooled.is_let_in).map(|pooled| pooled.whose)
     }
 
@@ -175,18 +175,18 @@ impl ClientConnections {
         whose: PoolShareKey,
         stream: &OwnedFd,
     ) -> io::Result<Option<u64>> {
-        if self.open.values().filter(|open| open.location().is_some()).count() >= pool.positions + pool.ending_max {
+        if self.open.values().filter(|open| open.pool_share().is_some()).count() >= pool.places + pool.ending_max {
             return Ok(None);
         }
         let mut counts: BTreeMap<PoolShareKey, usize> = BTreeMap::new();
-        for of in self.open.values().filter(|open| !open.has_ended).filter_map(OpenConnection::location) {
+        for of in self.open.values().filter(|open| !open.has_ended).filter_map(OpenConnection::pool_share) {
             *counts.entry(of).or_default() += 1;
         }
         let own = counts.get(&whose).copied().unwrap_or_default();
         if own >= pool.of_one_max {
             return Ok(None);
         }
-        if counts.values().sum::<usize>() >= pool.positions {
+        if counts.values().sum::<usize>() >= pool.places {
             let most = counts.values().copied().max().unwrap_or_default();
             if own >= most && !pool.replaces_own {
                 return Ok(None);
@@ -205,7 +205,7 @@ impl ClientConnections {
 
     /// Ends the longest-standing of these connections: of those that have shown nothing, if there are any.
     fn end_one_of(&mut self, is_meant: impl Fn(PoolShareKey) -> bool) {
-        let is_its = |open: &OpenConnection| !open.has_ended && open.location().is_some_and(&is_meant);
+        let is_its = |open: &OpenConnection| !open.has_ended && open.pool_share().is_some_and(&is_meant);
         // Numbers grow: the first is the one that has been here longest.
         let candidates = self.open.iter().filter(|(_, open)| is_its(open));
         let number =
@@ -238,14 +238,14 @@ impl ClientConnections {
         let open = self.open.get(&number).filter(|open| !open.has_ended)?;
         match authorization {
             None => (open.client == ClientKind::Owner).then_some(PageScope::Own),
-            Some(printed) => open.shown.as_ref().filter(|shown| shown.authorization == printed)?.scope,
+            Some(authorization) => open.shown.as_ref().filter(|shown| shown.authorization == authorization)?.scope,
         }
     }
 
     /// The client of a connection has shown a token that counts. Returns whether there is a place for it: one of
     /// another machine is no stranger from now on.
     pub fn show(&mut self, number: u64, shown: ClientToken) -> bool {
-        let is_stranger = |open: &OpenConnection| open.client == ClientKind::Remote && open.location().is_some();
+        let is_stranger = |open: &OpenConnection| open.client == ClientKind::Remote && open.pool_share().is_some();
         if self.open.get(&number).is_some_and(is_stranger) {
             let let_in = || self.open.values().filter(|open| open.pooled.as_ref().is_some_and(|of| of.is_let_in));
             let is_its =
@@ -425,7 +425,7 @@ mod tests {
         clients.sign_out(numbers[0]);
         assert_eq!(clients.end_those_with(&token), [numbers[1]]);
         assert!(is_open(&leaving) && !is_open(&following));
-        assert!(clients.open[&numbers[0]].location().is_some(), "it makes way for others as a stranger does");
+        assert!(clients.open[&numbers[0]].pool_share().is_some(), "it makes way for others as a stranger does");
     }
 
     #[test]

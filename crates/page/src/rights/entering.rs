@@ -38,7 +38,7 @@ pub fn leave(operations: &OperationRegistry, authorization: Option<&str>) -> Res
         HttpRefusal::of(StatusCode::INTERNAL_SERVER_ERROR, why)
     };
     let token =
-        authorization.and_then(|printed| printed.split_once(' ')).map(|(_, token)| token.trim()).ok_or_else(none)?;
+        authorization.and_then(|header| header.split_once(' ')).map(|(_, token)| token.trim()).ok_or_else(none)?;
     let folder = HostFolder::of_user().map_err(unchanged)?;
     let tokens = PageTokenList::load(&folder).map_err(unchanged)?;
     // One that was revoked meanwhile has ended, which is what is asked for.

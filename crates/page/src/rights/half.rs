@@ -344,7 +344,8 @@ impl ConfinedProcess {
         let refused = |status, why| Err(HttpRefusal::of(status, why));
         let client = lock(&self.clients).find(by.client);
         let Some(client) = client else { return refused(StatusCode::FORBIDDEN, "this connection is closed") };
-        let is_long = by.authorization.as_ref().is_some_and(|printed| printed.len() > AUTHORIZATION_BYTES_MAX);
+        let is_long =
+            by.authorization.as_ref().is_some_and(|authorization| authorization.len() > AUTHORIZATION_BYTES_MAX);
         let authorization = by.authorization.as_deref().filter(|_| !is_long).or(is_long.then_some(""));
         let PageServices { asker, operations, .. } = &*self.shared;
         let caller = PageCaller::of(authorization, client, reading::tokens).inspect_err(|refusal| {
@@ -352,8 +353,8 @@ impl ConfinedProcess {
                 operations.refused(&self.whence(by.client, client), &refusal.why);
             }
         })?;
-        if let Some(printed) = authorization {
-            let shown = ClientToken { authorization: printed.to_owned(), scope: caller.scope };
+        if let Some(authorization) = authorization {
+            let shown = ClientToken { authorization: authorization.to_owned(), scope: caller.scope };
             if !lock(&self.clients).show(by.client, shown) {
                 return refused(StatusCode::SERVICE_UNAVAILABLE, "too many connections show this token, or are let in");
             }
@@ -390,14 +391,15 @@ impl ConfinedProcess {
                 Ok(PageAnswer::Value(details.unwrap_or_default()))
             }
             PageQuestion::Latency { pid, name } => {
-                let printed = blocking(move || Some(reading::latency(pid, name))).await;
-                Ok(PageAnswer::Value(printed.unwrap_or_default()))
+                let latency = blocking(move || Some(reading::latency(pid, name))).await;
+                Ok(PageAnswer::Value(latency.unwrap_or_default()))
             }
             PageQuestion::Leave => {
                 lock(&self.clients).sign_out(by.client);
                 self.end_followed(&[by.client]);
-                let (operations, message) = (operations.clone(), authorization.map(str::to_owned));
-                let left = tokio::task::spawn_blocking(move || entering::leave(&operations, message.as_deref())).await;
+                let (operations, authorization) = (operations.clone(), authorization.map(str::to_owned));
+                let left =
+                    tokio::task::spawn_blocking(move || entering::leave(&operations, authorization.as_deref())).await;
                 left.unwrap_or_else(|_| refused(StatusCode::INTERNAL_SERVER_ERROR, "the page has no answer"))
             }
             PageQuestion::Choices => {
@@ -506,9 +508,9 @@ impl ConfinedProcess {
     }
 
     /// Sends a message. A line that is closed is noticed where it is read.
-    async fn tell(&self, reported: &BrokerMessage) -> Result<(), OversizedFrame> {
+    async fn tell(&self, message: &BrokerMessage) -> Result<(), OversizedFrame> {
         let _sending = self.sending.lock().await;
-        let frame = encoded(reported, ANSWER_BYTES_MAX)?;
+        let frame = encoded(message, ANSWER_BYTES_MAX)?;
         let _ = send(&self.line, &frame).await;
         Ok(())
     }
@@ -533,18 +535,18 @@ impl ConfinedProcess {
         }
     }
 
-    async fn tell_status(&self, wanted: &PolledStatus) {
-        self.tell_lab(&wanted.lab).await;
-        let printed = &wanted.statuses;
-        if let Err(error) = self.tell(&BrokerMessage::Status(printed.clone())).await {
+    async fn tell_status(&self, polled: &PolledStatus) {
+        self.tell_lab(&polled.lab).await;
+        let statuses = &polled.statuses;
+        if let Err(error) = self.tell(&BrokerMessage::Status(statuses.clone())).await {
             let failure = Some(format!("what the processes say is too long: {error}"));
             let short = ProcessStatuses {
                 failure,
                 processes: Vec::new(),
                 operations: Vec::new(),
                 swaps: Vec::new(),
-                silent: printed.silent,
-                ..*printed
+                silent: statuses.silent,
+                ..*statuses
             };
             // This one is not.
             let _ = self.tell(&BrokerMessage::Status(short)).await;
@@ -729,11 +731,12 @@ mod tests {
                 PageQuestion::Picture { id: 1 },
                 stop.clone(),
             ] {
-                let requested = async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
-                assert_eq!(requested(by(2, None)).await, Err(StatusCode::FORBIDDEN), "{question:?}");
-                assert_eq!(requested(by(3, None)).await, Err(StatusCode::FORBIDDEN), "no such client: {question:?}");
+                let carried_out =
+                    async |by| half.carry_out(by, question.clone()).await.map_err(|refusal| refusal.status);
+                assert_eq!(carried_out(by(2, None)).await, Err(StatusCode::FORBIDDEN), "{question:?}");
+                assert_eq!(carried_out(by(3, None)).await, Err(StatusCode::FORBIDDEN), "no such client: {question:?}");
                 for token in ["Bearer farbus-page-x", "", "Bearer", &"x".repeat(2 << 10)] {
-                    let refused = requested(by(1, Some(token))).await;
+                    let refused = carried_out(by(1, Some(token))).await;
                     assert_eq!(refused, Err(StatusCode::UNAUTHORIZED), "no such token: {question:?}");
                 }
             }
@@ -776,11 +779,11 @@ mod tests {
             line.set_nonblocking(false).unwrap();
             let held: Vec<_> = std::iter::from_fn(|| half.slots.try_take(&by(2, None), None)).collect();
             assert!(!held.is_empty());
-            let wanted =
+            let hosts_question =
                 |id, client| ConfinedMessage::Asked { id, by: by(client, None), question: PageQuestion::Hosts };
             // Neither waits, and what is said after it is heard.
-            half.handle(wanted(1, 2)).await;
-            half.handle(wanted(2, 1)).await;
+            half.handle(hosts_question(1, 2)).await;
+            half.handle(hosts_question(2, 1)).await;
             let answers = tokio::task::spawn_blocking(move || {
                 let mut answers = BTreeMap::new();
                 let mut decoder = FrameDecoder::new(ANSWER_BYTES_MAX);

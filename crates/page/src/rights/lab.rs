@@ -350,7 +350,7 @@ impl DirectoryPoll {
         let mut room = LabBudget::default();
         for device in devices {
             let report = serde_json::from_value::<DeviceReport>(device).ok();
-            let key = report.as_ref().map(|printed| printed.host_key.clone()).unwrap_or_default();
+            let key = report.as_ref().map(|report| report.host_key.clone()).unwrap_or_default();
             match report.and_then(|report| report.kept(now_s, time)).filter(|device| room.takes(device)) {
                 Some(device) => self.devices.entry(key).or_default().push(device),
                 None => self.left_out += 1,
@@ -360,8 +360,8 @@ impl DirectoryPoll {
 }
 
 /// The name of a host that is not paired: its own word, with its key, so that it looks like no paired host.
-fn name_of(printed: &str, key: &str) -> String {
-    let name: String = short(printed).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
+fn name_of(name: &str, key: &str) -> String {
+    let name: String = short(name).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
     format!("{name}({})", key.get(..8).unwrap_or(key))
 }
 
@@ -422,13 +422,13 @@ fn gathered(seen: &HostSurvey, directory: Option<&DirectoryPoll>, paired: &[Pair
         let Some(devices) = &looked.devices else { continue };
         if host.from == Source::Directory && !is_in_trouble {
             // The directory is followed as it changes; the host says more of each, and was asked a while ago.
-            let mut printed: BTreeMap<&str, &LabDevice> = devices.iter().map(|it| (it.name.as_str(), it)).collect();
+            let mut by_name: BTreeMap<&str, &LabDevice> = devices.iter().map(|it| (it.name.as_str(), it)).collect();
             for device in &mut host.devices {
-                if let Some(printed) = printed.remove(device.name.as_str()) {
-                    device.add(printed.clone());
+                if let Some(by_name) = by_name.remove(device.name.as_str()) {
+                    device.add(by_name.clone());
                 }
             }
-            host.devices.extend(printed.into_values().cloned());
+            host.devices.extend(by_name.into_values().cloned());
         } else {
             (host.devices, host.from, host.heard_s) = (devices.clone(), Source::Host, looked.heard_s);
         }
@@ -452,7 +452,7 @@ mod tests {
 
     use super::*;
 
-    fn reported(value: Value) -> HostReport {
+    fn host_report(value: Value) -> HostReport {
         serde_json::from_value(value).unwrap()
     }
 
@@ -465,7 +465,7 @@ mod tests {
     fn the_directory_says_what_changes_and_the_host_itself_what_else_is_known() {
         let mut seen = HostSurvey::default();
         seen.take(
-            reported(json!({
+            host_report(json!({
                 "host": "lab3", "key": "k3", "is_paired": true,
                 "devices": [
                     { "name": "board", "state": "in use", "user": "desk", "reason": "nightly", "used_s": 60,
@@ -509,9 +509,9 @@ mod tests {
     fn a_host_that_does_not_answer_keeps_its_devices_for_a_while_and_says_so() {
         let mut seen = HostSurvey::default();
         let answer = json!({ "host": "lab3", "key": "k3", "is_paired": true, "devices": [{ "name": "a" }] });
-        seen.take(reported(answer), 1, 1000);
+        seen.take(host_report(answer), 1, 1000);
         seen.end(1, 1000);
-        let silence = || reported(json!({ "host": "lab3", "key": "k3", "is_paired": true, "failure": "no answer" }));
+        let silence = || host_report(json!({ "host": "lab3", "key": "k3", "is_paired": true, "failure": "no answer" }));
         seen.take(silence(), 2, 1060);
         seen.end(2, 1060);
         let lab = gathered(&seen, None, &[paired("lab3", "k3")]);
@@ -528,7 +528,7 @@ mod tests {
         let mut seen = HostSurvey::default();
         let found =
             || json!({ "host": "lab9", "address": "10.0.0.9:3240", "is_found": true, "devices": [{ "name": "a" }] });
-        seen.take(reported(found()), 1, 1000);
+        seen.take(host_report(found()), 1, 1000);
         seen.end(1, 1000);
         let lab = gathered(&seen, None, &[]);
         assert_eq!(lab.hosts[0].target(&lab.hosts[0].devices[0]).as_deref(), Some("10.0.0.9:3240/a"));

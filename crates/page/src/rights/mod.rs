@@ -122,8 +122,8 @@ pub fn serve(
                     remote::set_options(&stream);
                     Ok((user_of_tcp(&stream), stream.into_std()?.into()))
                 };
-                let location = format!("http://{address}/");
-                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(location), end).await
+                let url = format!("http://{address}/");
+                until_end(shared(Some(address.port())), (accept, remote_listener), || tell(url), end).await
             }
             PageAddress::Socket => {
                 let name = format!("page-{}.sock", std::process::id());
@@ -137,8 +137,8 @@ pub fn serve(
                     let (stream, _) = listener.accept().await?;
                     Ok((user_of_unix(&stream), stream.into_std()?.into()))
                 };
-                let position = format!("unix:{}", path.display());
-                let ended = until_end(shared(None), (accept, remote_listener), || tell(position), end).await;
+                let url = format!("unix:{}", path.display());
+                let ended = until_end(shared(None), (accept, remote_listener), || tell(url), end).await;
                 let _ = fs::remove_file(&path);
                 ended
             }

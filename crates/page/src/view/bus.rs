@@ -51,7 +51,7 @@ fn short(name: &str) -> Markup {
 
 fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
     let unit = if matches!(&*bus.speed, "low" | "full") { "frame" } else { "microframe" };
-    let locations = || bus.places.iter().take(PLACES_MAX);
+    let places = || bus.places.iter().take(PLACES_MAX);
     let name_of = |PlaceStatus { device, endpoint, .. }: &PlaceStatus| match endpoint {
         Some(endpoint) => format!("{device}, endpoint {endpoint}"),
         None => device.clone(),
@@ -62,12 +62,12 @@ fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
         asynchronous_ps,
         cycle,
         unit,
-        drawings: locations()
-            .map(|location| EndpointDrawing {
-                name_escaped: short(&name_of(location)).into_string(),
-                start: location.start,
-                every: location.every,
-                time_ps: location.time_ps,
+        drawings: places()
+            .map(|place| EndpointDrawing {
+                name_escaped: short(&name_of(place)).into_string(),
+                start: place.start,
+                every: place.every,
+                time_ps: place.time_ps,
             })
             .collect(),
     };
@@ -83,13 +83,13 @@ fn section(key: &str, process: &ProcessStatus, bus: &BusStatus) -> Markup {
         us(least),
         us(most)
     );
-    let rows: Vec<_> = locations()
-        .map(|location| {
+    let rows: Vec<_> = places()
+        .map(|place| {
             vec![
-                theirs(&name_of(location)),
-                html! { (location.start) " of each " (location.every) },
-                html! { (location.packets) },
-                html! { (us(location.time_ps)) },
+                theirs(&name_of(place)),
+                html! { (place.start) " of each " (place.every) },
+                html! { (place.packets) },
+                html! { (us(place.time_ps)) },
             ]
         })
         .collect();
@@ -128,11 +128,11 @@ mod tests {
 
     #[test]
     fn each_microframe_is_drawn_with_what_is_reserved_in_it() {
-        let location = |device: &str, start, every| json!({ "device": device, "start": start, "every": every, "packets": 2, "time_ps": 30_000_000 });
+        let place = |device: &str, start, every| json!({ "device": device, "start": start, "every": every, "packets": 2, "time_ps": 30_000_000 });
         let html = html(json!([{
             "bus": "gadgets, high speed", "speed": "high", "interval_ps": 125_000_000, "cycle": 4,
             "asynchronous_ps": 25_000_000, "free_ps": [10_000_000, 40_000_000, 10_000_000, 40_000_000],
-            "places": [location("camera", 0, 2), location("<evil>", 1, 4)],
+            "places": [place("camera", 0, 2), place("<evil>", 1, 4)],
         }]));
         assert_eq!(html.matches("<title>free</title>").count(), 4, "{html}");
         assert_eq!(html.matches("<title>camera</title>").count(), 2, "{html}");

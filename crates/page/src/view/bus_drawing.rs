@@ -72,10 +72,10 @@ impl BusDrawing<'_> {
             rect(x, 0.0, interval, ("free", "#f4f4f4"), "free");
             let mut from = self.asynchronous_ps as f64;
             rect(x, 0.0, from, ("kept", "#bbb"), "reserved for bulk and control");
-            for (at, location) in drawings.iter().enumerate() {
-                if column % location.every.max(1) == location.start {
-                    rect(x, from, location.time_ps as f64, ("place", &colour(at)), &location.name_escaped);
-                    from += location.time_ps as f64;
+            for (at, endpoint) in drawings.iter().enumerate() {
+                if column % endpoint.every.max(1) == endpoint.start {
+                    rect(x, from, endpoint.time_ps as f64, ("place", &colour(at)), &endpoint.name_escaped);
+                    from += endpoint.time_ps as f64;
                 }
             }
         }
@@ -88,9 +88,9 @@ impl BusDrawing<'_> {
         }
         let kept = format!("reserved for bulk and control, of {shown} {}s", self.unit);
         label(10, base + 18, ("number", "#777"), &kept);
-        for (at, position) in drawings.iter().enumerate() {
+        for (at, endpoint) in drawings.iter().enumerate() {
             let y = base + 34 + 16 * at as u32;
-            label(26, y, ("name", "#000"), &position.name_escaped);
+            label(26, y, ("name", "#000"), &endpoint.name_escaped);
         }
         for at in 0..drawings.len() {
             let (top, fill) = (base + 25 + 16 * at as u32, colour(at));

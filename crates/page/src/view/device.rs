@@ -173,9 +173,9 @@ impl DeviceLocator {
         let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
         let at = format!("/device/{}/latency?name={}{role}", self.pid, encoded(&self.name));
         html! {
-            @if let Some(printed) = said {
+            @if let Some(seconds) = said {
                 (plots("latency", "Latency over time"))
-                div id="latency-history" data-live=(at) data-follows="latency" data-shown=(second) { (over_time(printed)) }
+                div id="latency-history" data-live=(at) data-follows="latency" data-shown=(second) { (over_time(seconds)) }
             }
         }
     }

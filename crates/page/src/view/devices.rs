@@ -72,10 +72,10 @@ impl DeviceListQuery {
 
     /// The address of a page of the same devices.
     fn address_of(&self, page: usize) -> String {
-        let printed = [("q", &self.filter), ("host", &self.host), ("state", &self.state), ("class", &self.class)];
-        let printed = printed.into_iter().filter(|(_, text)| !text.is_empty());
-        let message: String = printed.map(|(name, text)| format!("{name}={}&", encoded(text))).collect();
-        format!("/?{message}page={}", page + 1)
+        let fields = [("q", &self.filter), ("host", &self.host), ("state", &self.state), ("class", &self.class)];
+        let fields = fields.into_iter().filter(|(_, text)| !text.is_empty());
+        let query: String = fields.map(|(name, text)| format!("{name}={}&", encoded(text))).collect();
+        format!("/?{query}page={}", page + 1)
     }
 
     fn has(&self, row: &DeviceRow<'_>) -> bool {
@@ -173,14 +173,14 @@ pub fn table_begin(tag: &'static str, caption: &str, headings: &[&str]) -> Drawi
 }
 
 /// A choice of one of these, or of all.
-fn choice(name: &str, heading: &str, all: &[&str], printed: &str) -> Markup {
-    let absent = (!printed.is_empty() && !all.contains(&printed)).then_some(printed);
+fn choice(name: &str, heading: &str, all: &[&str], chosen: &str) -> Markup {
+    let absent = (!chosen.is_empty() && !all.contains(&chosen)).then_some(chosen);
     html! {
         " " label for=(name) { (heading) } " "
         select id=(name) name=(name) {
             option value="" { "all" }
             @for option in all.iter().copied().chain(absent) {
-                option value=(whole(option)) selected[option == printed] { (whole(option)) }
+                option value=(whole(option)) selected[option == chosen] { (whole(option)) }
             }
         }
     }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::http::html::document;
     use crate::http::html::tests::owner;
-    use crate::known::lab::tests::{host, printed};
+    use crate::known::lab::tests::{host, lab_device};
     use crate::known::lab::{LabHost, Source};
     use crate::known::status::tests::status;
     use crate::shell::NAME_BYTES_MAX;
@@ -310,7 +310,7 @@ mod tests {
     /// A thousand devices of fifty hosts.
     fn laboratory() -> Vec<LabHost> {
         let device = |n: usize| {
-            printed(json!({
+            lab_device(json!({
                 "name": format!("board{n}"), "title": "Example Inc. board with a name", "used_s": 61,
                 "state": if n.is_multiple_of(2) { "available" } else { "in use" },
                 "user": (!n.is_multiple_of(2)).then_some("rack"),
@@ -341,12 +341,12 @@ mod tests {
     #[test]
     fn hostile_names_of_other_hosts_and_their_devices_add_no_element_and_no_attribute() {
         let page = |text: &str| {
-            let device = printed(json!({
+            let device = lab_device(json!({
                 "name": text, "title": text, "ids": text, "state": text, "user": text, "reason": text, "place": text,
                 "interfaces": [text], "labels": { text: text }, "queue": [{ "host": text }], "waiting": 1,
                 "booked": [{ "host": text, "from": text, "until": text }], "used_s": 1,
             }));
-            let free = printed(json!({ "name": text, "state": "available" }));
+            let free = lab_device(json!({ "name": text, "state": "available" }));
             let host = LabHost { failure: Some(text.into()), heard_s: Some(1), ..host(text, vec![device, free]) };
             page_of_lab("", vec![host])
         };
@@ -371,8 +371,8 @@ mod tests {
         let mut status = status(
             json!([{ "pid": 7, "role": "daemon", "host": "desk", "config": "/c", "takes": [], "devices": [device] }]),
         );
-        let there = printed(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
-        let other = printed(json!({ "name": "spare", "state": "available" }));
+        let there = lab_device(json!({ "name": "board", "state": "in use", "user": "desk", "interfaces": ["audio"] }));
+        let other = lab_device(json!({ "name": "spare", "state": "available" }));
         status.lab =
             Arc::new(LabInventory { hosts: vec![host("lab3", vec![there, other])], ..LabInventory::default() });
         let page = document(&PageView::at("/", None).unwrap(), "", &status, None, (&owner(), None)).1;
@@ -410,13 +410,13 @@ mod tests {
 
     #[test]
     fn any_change_of_any_device_is_told_to_those_who_follow_no_view() {
-        let reported =
+        let digests =
             |devices: &[Value]| fingerprint(&status(json!([{ "pid": 7, "role": "daemon", "devices": devices }])));
         let mut devices = thousand();
-        let before = reported(&devices);
-        assert_eq!(reported(&devices), before);
+        let before = digests(&devices);
+        assert_eq!(digests(&devices), before);
         devices[999]["state"] = json!("available");
-        assert_ne!(reported(&devices), before, "one of the tenth page");
+        assert_ne!(digests(&devices), before, "one of the tenth page");
     }
 
     #[test]

@@ -122,7 +122,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::known::lab::tests::{host, printed};
+    use crate::known::lab::tests::{host, lab_device};
     use crate::known::status::tests::status;
 
     fn drawn(hosts: Vec<LabHost>) -> String {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_host_is_shown_with_what_it_has_and_may_and_when_it_was_heard() {
-        let used = printed(json!({ "name": "board", "state": "in use" }));
+        let used = lab_device(json!({ "name": "board", "state": "in use" }));
         let lab3 = LabHost {
             key: Some("abcdefghijkl".into()),
             address: Some("10.0.0.3:3241".into()),

@@ -35,8 +35,8 @@ fn times(Percentiles { p50, p99, p999 }: Percentiles) -> [f64; 3] {
 }
 
 /// Tells what a process says of the seconds of an attachment; empty if no second has a timed request.
-pub fn drawn(printed: &Seconds) -> Markup {
-    let seconds: Vec<&Second> = printed.seconds.iter().filter(|second| second.ago_s < SECONDS_MAX).collect();
+pub fn drawn(history: &Seconds) -> Markup {
+    let seconds: Vec<&Second> = history.seconds.iter().filter(|second| second.ago_s < SECONDS_MAX).collect();
     let seconds = &seconds[seconds.len().saturating_sub(SECONDS_MAX as usize)..];
     let Some(latest) = seconds.last() else { return Markup::default() };
     let of_percentiles = |stage: Percentiles| times(stage).map(|us| html! { (span(us)) }).into_iter();

@@ -126,8 +126,8 @@ fn idle(status: &CombinedStatus) -> BTreeSet<String> {
 }
 
 /// The host in `NAME (ADDRESS)`, `HOST:PORT` or `HOST`, as people call it.
-fn host_of(printed: &str) -> String {
-    let name = printed.split(" (").next().unwrap_or(printed);
+fn host_of(title: &str) -> String {
+    let name = title.split(" (").next().unwrap_or(title);
     let host = match name.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !host.contains(':') => host,
         Some((host, _)) if host.ends_with(']') => host,
@@ -170,7 +170,7 @@ fn rate_of(connection: &HostConnection) -> String {
 /// The hosts on an ellipse, in the order of their names, and a line for each connection.
 fn picture(all: &ConnectionMap, idle: &BTreeSet<String>) -> Markup {
     let hosts = hosts(all, idle);
-    let location = |host: &str| {
+    let position = |host: &str| {
         let at = hosts.iter().position(|known| *known == host)?;
         let angle = TAU * (at as f64 / hosts.len() as f64 - 0.25);
         Some((WIDTH / 2.0 + 230.0 * angle.cos(), HEIGHT / 2.0 + 150.0 * angle.sin()))
@@ -184,10 +184,10 @@ fn picture(all: &ConnectionMap, idle: &BTreeSet<String>) -> Markup {
                     (hosts.len()) " hosts and " (all.len()) " connections. The table below has each connection."
                 }
                 @for ((from, to), connection) in all.iter().take(CONNECTIONS_MAX) {
-                    @if let (Some(from), Some(to)) = (location(from), location(to)) { (line(from, to, connection)) }
+                    @if let (Some(from), Some(to)) = (position(from), position(to)) { (line(from, to, connection)) }
                 }
                 @for host in &hosts {
-                    @if let Some((x, y)) = location(host) {
+                    @if let Some((x, y)) = position(host) {
                         rect class="host" x=(rounded(x - 72.0)) y=(rounded(y - 17.0)) width="144" height="34" rx="6" {}
                         text x=(rounded(x)) y=(rounded(y + 5.0)) text-anchor="middle" {
                             (whole(&host.chars().take(NAME_CHARS_MAX).collect::<String>()))
@@ -245,7 +245,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::known::lab::tests::{host, printed};
+    use crate::known::lab::tests::{host, lab_device};
     use crate::known::lab::{LabHost, LabInventory};
     use crate::known::status::tests::status;
 
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn paired_hosts_are_drawn_that_use_nothing_and_so_is_what_others_use_of_each_other() {
         let paired = |name: &str, devices| LabHost { paired: Some("2026".into()), ..host(name, devices) };
-        let board = printed(json!({ "name": "board", "state": "in use", "user": "rack" }));
+        let board = lab_device(json!({ "name": "board", "state": "in use", "user": "rack" }));
         let mut status = status(json!([]));
         let hosts = vec![paired("lab3", vec![board]), paired("idle", Vec::new())];
         status.lab = Arc::new(LabInventory { hosts, ..LabInventory::default() });
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn hosts_are_called_as_people_call_them() {
-        for (printed, name) in [
+        for (title, name) in [
             ("desk (10.0.0.7:40000)", "desk"),
             ("10.0.0.7:40000", "10.0.0.7"),
             ("[fe80::1]:3240", "[fe80::1]"),
@@ -289,7 +289,7 @@ mod tests {
             ("127.0.0.1:3240", HERE),
             ("unix:/run/x.sock", HERE),
         ] {
-            assert_eq!(host_of(printed), name, "{printed}");
+            assert_eq!(host_of(title), name, "{title}");
         }
     }
 

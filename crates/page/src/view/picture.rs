@@ -160,15 +160,15 @@ mod tests {
     #[test]
     fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
         let (none, process) = (status(json!([])), ProcessStatus::default());
-        let printed = |device: Value| pictures(&none, &process, &said(device), OWNER).into_string();
-        assert!(printed(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480" })).contains("--observable"));
+        let html_of = |device: Value| pictures(&none, &process, &said(device), OWNER).into_string();
+        assert!(html_of(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480" })).contains("--observable"));
         assert_eq!(
-            printed(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480", "is_observable": true })),
+            html_of(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480", "is_observable": true })),
             ""
         );
-        assert_eq!(printed(json!({ "name": "cam", "bus_id": "1", "stream": "bytes" })), "", "it is none");
-        assert!(printed(json!({ "name": "cam", "interfaces": ["audio", "video"] })).contains("USB camera"));
-        assert_eq!(printed(json!({ "name": "disk", "interfaces": ["disk"] })), "");
+        assert_eq!(html_of(json!({ "name": "cam", "bus_id": "1", "stream": "bytes" })), "", "it is none");
+        assert!(html_of(json!({ "name": "cam", "interfaces": ["audio", "video"] })).contains("USB camera"));
+        assert_eq!(html_of(json!({ "name": "disk", "interfaces": ["disk"] })), "");
     }
 
     #[test]

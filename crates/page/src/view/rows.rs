@@ -313,7 +313,7 @@ impl<'a> DeviceRow<'a> {
             tr id=(key) {
                 th scope="row" { (name) }
                 td data-label="Host" { (theirs(self.host())) (self.source()) }
-                td data-label="What" { (icon_of(self.class())) " " (theirs(title)) (self.location()) }
+                td data-label="What" { (icon_of(self.class())) " " (theirs(title)) (self.place_and_labels()) }
                 td data-label="State" { (theirs(self.state())) (notes) }
                 td data-label="User" {
                     @if user.is_some() || reason.is_some() { (theirs(user.unwrap_or_default())) }
@@ -342,11 +342,11 @@ impl<'a> DeviceRow<'a> {
     }
 
     /// Where a device of another host is, and its labels: its row is all that is shown of it.
-    fn location(&self) -> Markup {
+    fn place_and_labels(&self) -> Markup {
         let DeviceRow::Other(_, device) = self else { return Markup::default() };
         let labels = device.labels.iter().map(|(name, value)| format!("{name}={value}"));
-        let messages: Vec<String> = device.place.iter().cloned().chain(labels).collect();
-        html! { @if !messages.is_empty() { " " small { (theirs(&messages.join(", "))) } } }
+        let texts: Vec<String> = device.place.iter().cloned().chain(labels).collect();
+        html! { @if !texts.is_empty() { " " small { (theirs(&texts.join(", "))) } } }
     }
 
     fn command(&self, key: &str, status: &CombinedStatus, reader: ViewReader<'_>) -> Markup {

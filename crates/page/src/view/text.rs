@@ -83,7 +83,7 @@ pub fn decoded(value: &str) -> String {
 /// The value of a name in a query; `None` if it is absent.
 pub fn value_in(query: &str, name: &str) -> Option<String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.into_iter().find(|(printed, _)| *printed == name).map(|(_, value)| decoded(value))
+    pairs.into_iter().find(|(field, _)| *field == name).map(|(_, value)| decoded(value))
 }
 
 /// All names of a query or of a form's body with their values, so many at most.

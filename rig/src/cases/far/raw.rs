@@ -26,15 +26,15 @@ const WAYS: [(&str, &str); 4] = [
 
 fn raw(lab: &CaseEnvironment) -> Result<String> {
     let (near_kib, far_kib) = if is_thorough(lab) { (20 << 10, 20 << 10) } else { (1 << 10, 128) };
-    let reported = [
+    let variables = [
         ("RTTS", ROUND_TRIPS_MS.map(|ms| ms.to_string()).join(" ")),
         ("NEAR_KIB", near_kib.to_string()),
         ("FAR_KIB", far_kib.to_string()),
     ];
-    let message = run(lab, include_str!("../../../guest/device-raw.sh"), MODULES, &reported)?;
-    let rows: Vec<RawDiskRow> = message.lines().filter_map(RawDiskRow::parse).collect();
+    let output = run(lab, include_str!("../../../guest/device-raw.sh"), MODULES, &variables)?;
+    let rows: Vec<RawDiskRow> = output.lines().filter_map(RawDiskRow::parse).collect();
     let wanted = 1 + (WAYS.len() - 1) * ROUND_TRIPS_MS.len();
-    expect(rows.len() == wanted, || format!("{} rows of {wanted}:\n{message}", rows.len()))?;
+    expect(rows.len() == wanted, || format!("{} rows of {wanted}:\n{output}", rows.len()))?;
     Ok(table(&rows))
 }
 

@@ -19,14 +19,14 @@ const MODULES: &[&str] = &["usb_f_mass_storage", "usbip_host", "usb_storage", "u
 fn storage(lab: &CaseEnvironment) -> Result<String> {
     let (distances, ways, mib) =
         if is_thorough(lab) { ("0 1 10 50 100", "driven kernel usbip uas", 80) } else { ("0 50", "usbip uas", 80) };
-    let reported = [
+    let variables = [
         ("RTTS", distances.to_owned()),
         ("WAYS", ways.to_owned()),
         ("DISK_MIB", mib.to_string()),
         ("SLOW_MIB", "2".to_owned()),
     ];
-    let message = run(lab, include_str!("../../../guest/storage-far.sh"), MODULES, &reported)?;
-    let rows: Vec<RemoteDiskRow> = message.lines().filter_map(RemoteDiskRow::parse).collect();
+    let output = run(lab, include_str!("../../../guest/storage-far.sh"), MODULES, &variables)?;
+    let rows: Vec<RemoteDiskRow> = output.lines().filter_map(RemoteDiskRow::parse).collect();
     judge(&rows)?;
     Ok(table(&rows))
 }

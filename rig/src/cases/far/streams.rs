@@ -33,18 +33,18 @@ const ROUND_TRIP_MS: u32 = 100;
 fn reports(lab: &CaseEnvironment) -> Result<String> {
     let modules = ["usb_f_hid", "usbhid", "hid_generic", "evdev", "udc_core"];
     let count = if is_thorough(lab) { 60_000 } else { 3_000 };
-    let reported = [("RTT", ROUND_TRIP_MS.to_string()), ("REPORTS", count.to_string())];
-    run(lab, include_str!("../../../guest/far-reports.sh"), &modules, &reported)
+    let variables = [("RTT", ROUND_TRIP_MS.to_string()), ("REPORTS", count.to_string())];
+    run(lab, include_str!("../../../guest/far-reports.sh"), &modules, &variables)
 }
 
 fn serial(lab: &CaseEnvironment) -> Result<String> {
     let bytes = if is_thorough(lab) { 18_000_000 } else { 900_000 };
-    let reported = [("RTT", ROUND_TRIP_MS.to_string()), ("BYTES", bytes.to_string())];
-    run(lab, include_str!("../../../guest/far-serial.sh"), &["cdc_acm"], &reported)
+    let variables = [("RTT", ROUND_TRIP_MS.to_string()), ("BYTES", bytes.to_string())];
+    run(lab, include_str!("../../../guest/far-serial.sh"), &["cdc_acm"], &variables)
 }
 
 fn audio(lab: &CaseEnvironment) -> Result<String> {
     let seconds = if is_thorough(lab) { 60 } else { 5 };
-    let reported = [("SECONDS_OF_SOUND", seconds.to_string())];
-    run(lab, include_str!("../../../guest/far-audio.sh"), &["snd_usb_audio"], &reported)
+    let variables = [("SECONDS_OF_SOUND", seconds.to_string())];
+    run(lab, include_str!("../../../guest/far-audio.sh"), &["snd_usb_audio"], &variables)
 }

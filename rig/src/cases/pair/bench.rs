@@ -81,8 +81,8 @@ impl<'a> DevicePairBench<'a> {
         let modules: Vec<&str> = IMPORTER_MODULES.iter().chain(importer.modules).copied().collect();
         let importer = MachineBoot { script: IMPORTER, modules: &modules, patience, ..importer };
         let mut pair = MachinePair::boot(lab, MachineBoot { patience, ..exporter }, importer)?;
-        let message = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
-        Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&message), same: 0 })
+        let output = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
+        Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&output), same: 0 })
     }
 
     /// One device's proof: the importing machine runs `words`, with the device's name and number after the first word;
@@ -104,11 +104,11 @@ impl<'a> DevicePairBench<'a> {
         self.pair.step(name, |exporter, importer| {
             importer.begin(&format!("{verb} {name} {number} {rest}"))?;
             play(exporter, importer)?;
-            let message = importer.outcome()?;
-            same_to_lsusb(&near, &lsusb(&message))?;
+            let output = importer.outcome()?;
+            same_to_lsusb(&near, &lsusb(&output))?;
             *same += 1;
-            let judged = judge(&message)?;
-            let noted = message.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default();
+            let judged = judge(&output)?;
+            let noted = output.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default();
             let parts: Vec<&str> = [noted, &judged].into_iter().filter(|part| !part.is_empty()).collect();
             Ok(parts.join("; "))
         });
@@ -136,8 +136,8 @@ impl<'a> DevicePairBench<'a> {
             Ok(format!("{same} devices were identical on both sides"))
         });
         self.pair.step("given back", |exporter, _| {
-            let message = exporter.ask("withdraw")?;
-            Ok(note(&message))
+            let output = exporter.ask("withdraw")?;
+            Ok(note(&output))
         });
         self.pair.step("kernels", |exporter, importer| {
             exporter.ask("kernel_is_content")?;

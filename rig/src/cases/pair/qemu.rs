@@ -172,10 +172,8 @@ impl MediaFiles {
 impl QemuHardware {
     /// QEMU's arguments for all ten. The serial number is the name that the scripts know a device by.
     fn hardware(&self, media: &MediaFiles) -> Vec<String> {
-        let location = |name: &str| {
-            self.fast.iter().find(|(other, _)| *other == name).map_or("bus=hc.0", |(_, location)| location)
-        };
-        let fast = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", location(name));
+        let bus_of = |name: &str| self.fast.iter().find(|(other, _)| *other == name).map_or("bus=hc.0", |(_, bus)| bus);
+        let fast = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", bus_of(name));
         let slow = |name: &str, device: &str| format!("{device},{},serial=rig-{name}", self.slow);
         let mut arguments: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
@@ -269,10 +267,10 @@ fn judge_pointing(printed: &str) -> Result<String> {
     const BTN_LEFT: u16 = 0x110;
     let events: Vec<InputEvent> = printed.lines().filter_map(InputEvent::parse).collect();
     let along = |axis| events.iter().filter(move |e| e.kind == EV_ABS && e.code == axis).map(|event| event.value);
-    let locations: Vec<(i32, i32)> = along(ABS_X).zip(along(ABS_Y)).collect();
+    let positions: Vec<(i32, i32)> = along(ABS_X).zip(along(ABS_Y)).collect();
     let clicks = events.iter().filter(|e| e.kind == EV_KEY && e.code == BTN_LEFT && e.value == 1).count();
-    expect(locations == PLACES && clicks == PLACES.len(), || format!("the pen was at {locations:?}, {clicks} clicks"))?;
-    Ok(format!("{} places, {clicks} clicks", locations.len()))
+    expect(positions == PLACES && clicks == PLACES.len(), || format!("the pen was at {positions:?}, {clicks} clicks"))?;
+    Ok(format!("{} places, {clicks} clicks", positions.len()))
 }
 
 /// Checks how much of three seconds was recorded. After a header of 44 bytes come 16-bit samples of two channels.

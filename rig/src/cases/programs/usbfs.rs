@@ -66,8 +66,8 @@ fn judge(near: &[&str], far: &[&str], differences: &ExpectedDifferences) -> Resu
     let all = faults.len();
     for (kernel, farbus) in near.iter().zip(far).filter(|(kernel, farbus)| kernel != farbus) {
         let is_it = |difference: &&UsbfsDifference| {
-            let (wanted, by_kernel, by_farbus) = difference;
-            format!("{wanted}: {by_kernel}") == **kernel && format!("{wanted}: {by_farbus}") == **farbus
+            let (request, by_kernel, by_farbus) = difference;
+            format!("{request}: {by_kernel}") == **kernel && format!("{request}: {by_farbus}") == **farbus
         };
         let known = [&mut meant, &mut faults].into_iter().any(|list| {
             let at = list.iter().position(is_it);
@@ -78,8 +78,8 @@ fn judge(near: &[&str], far: &[&str], differences: &ExpectedDifferences) -> Resu
             let _ = write!(wrong, "\nkernel: {kernel}\nfarbus: {farbus}");
         }
     }
-    for (requested, ..) in meant {
-        let _ = write!(wrong, "\nno longer another: {requested}");
+    for (request, ..) in meant {
+        let _ = write!(wrong, "\nno longer another: {request}");
     }
     if near.len() != far.len() {
         let _ = write!(wrong, "\nthe kernel said {} lines, farbus {}", near.len(), far.len());
