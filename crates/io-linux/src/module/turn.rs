@@ -64,8 +64,8 @@ pub struct ReplyReader<'a> {
 }
 
 impl<'a> ReplyReader<'a> {
-    /// Starts a turn of `patience` at most. `payload` is what the module may pass on unchanged: that of the message that
-    /// it was sent; `None` if it was sent something else.
+    /// Starts a turn of `patience` at most. `payload` is what the module may pass on unchanged: that of the message
+    /// that it was sent; `None` if it was sent something else.
     pub fn new(patience: Duration, payload: Option<Payload>, out: &'a mut ModuleOutput) -> Self {
         Self { out, payload, count: ReplyCount::default(), patience, until: Moment::now() + patience }
     }
