@@ -50,7 +50,7 @@ pub enum PipeError {
         channel: usize,
         /// Asked for, in messages a second.
         asked_per_s: u64,
-        /// What there is.
+        /// What the bus carries.
         bus: ChannelBus,
     },
     /// The device has no endpoint in that direction.

@@ -283,9 +283,9 @@ mod tests {
 
     /// A fake of the other processes: what they leave, and what they were told last.
     #[derive(Clone, Default)]
-    struct Others(Arc<Mutex<Vec<VcpuReserve>>>);
+    struct OtherProcesses(Arc<Mutex<Vec<VcpuReserve>>>);
 
-    impl ProcessorAdmission for Others {
+    impl ProcessorAdmission for OtherProcesses {
         fn admit(&self, all: &[VcpuReserve]) -> Result<(), String> {
             admit(&[all, &[reserve(30, 100)]].concat(), &[]).map_err(|overload| overload.to_string())?;
             *self.0.lock().unwrap() = all.to_vec();
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn time_promised_by_other_processes_is_not_promised_again() {
-        let others = Others::default();
+        let others = OtherProcesses::default();
         let admitted = || others.0.lock().unwrap().clone();
         let processors = ProcessorPool::anywhere(SchedulingStrictness::None).beside(others.clone()).unwrap();
         let first = processors.share(reserve(30, 100)).unwrap();

@@ -54,7 +54,7 @@ pub enum PipeRefusal {
     Latency {
         /// The latency of the requested quality, in nanoseconds.
         asked_ns: u64,
-        /// The shortest latency.
+        /// The shortest latency that the endpoint has, in nanoseconds.
         min_ns: u64,
     },
     /// The buffer is too small or too large.
@@ -68,7 +68,7 @@ pub enum PipeRefusal {
     },
     /// The function takes longer than its buffer takes to fill.
     Execution {
-        /// The function's time.
+        /// How long the function takes for one buffer, in nanoseconds.
         execution_ns: u64,
         /// The time until the buffer is full.
         period_ns: u64,

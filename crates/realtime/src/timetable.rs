@@ -29,12 +29,12 @@ pub enum TimetableTick {
 pub enum ClockJump {
     /// It went back.
     Back {
-        /// By how much.
+        /// How far it went back, in nanoseconds.
         by_ns: u64,
     },
     /// It went ahead, by more than any scheduler is late.
     Ahead {
-        /// By how much.
+        /// How far it went ahead of the time when the job was due, in nanoseconds.
         by_ns: u64,
     },
 }

@@ -470,7 +470,7 @@ impl<D: Device> Exporter<D> {
         self.counters
     }
 
-    /// The latest taps.
+    /// The latest points that requests passed, with their times, at most 4096.
     pub fn trace(&self) -> &TraceRing {
         &self.trace
     }

@@ -181,7 +181,7 @@ impl FrameSubscriber {
         &self.inner.description
     }
 
-    /// The reader's policy.
+    /// What happens to frames that come while this reader is slow.
     pub fn policy(&self) -> SlowReaderPolicy {
         self.queue.policy
     }

@@ -8,7 +8,7 @@ use farbus_realtime::topology::bring_up::{BringUp, BringUpAction};
 
 use crate::random::SimulationRng;
 
-/// The final state.
+/// The state when nothing happens any more: each link, and the hosts that still wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BringUpOutcome {
     /// Which host has enumerated each host's port.

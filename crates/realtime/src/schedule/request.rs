@@ -72,7 +72,7 @@ pub struct ScheduleOptions {
 pub struct EndpointPlacement {
     /// The endpoint's number, as [`EndpointRequest::id`] gave it.
     pub id: u32,
-    /// The first interval.
+    /// The first interval of the cycle that carries it, counted from 0; below `every`.
     pub start: u32,
     /// The distance to the next interval: the endpoint's period, or a fraction of it where the budget is divided.
     pub every: u32,

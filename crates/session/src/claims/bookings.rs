@@ -34,7 +34,7 @@ pub struct Booking {
     pub who: LeaseHost,
     /// When it begins, milliseconds of Unix time.
     pub from_ms: u64,
-    /// For how long.
+    /// How long it lasts, from [`SPAN_MIN`] to [`SPAN_MAX`].
     pub span: Duration,
     /// What the host wants the device for, in its user's words; `None` if it did not say.
     pub reason: Option<String>,

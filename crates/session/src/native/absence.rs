@@ -49,7 +49,7 @@ impl ImporterAbsence {
         (self.until, self.unheard_until) = (None, None);
     }
 
-    /// Time has passed.
+    /// Ends what [`ImporterAbsence::poll_timeout`] announced, if `now` is that late.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.unheard_until = self.unheard_until.filter(|until| *until > now);
     }

@@ -70,7 +70,7 @@ pub enum FrameMeaning {
     Ended(AttachmentEndNotice),
     /// A frame for the class: a reply, its data, an event, the end of a cancel.
     Own(ReceivedFrame),
-    /// Nothing so far.
+    /// A part of a longer message, whose rest has yet to arrive.
     Part,
 }
 

@@ -10,7 +10,7 @@ pub const MAGIC: &[u8; 8] = b"redir\0\0\x01";
 /// guest, the waiting answers as bytes to the guest, and the state that both depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrozenRedirStream {
-    /// The guest's capabilities.
+    /// The usbredir capabilities that the guest announced.
     pub theirs: RedirCapabilitySet,
     /// The active configuration's value.
     pub configuration: u8,

@@ -222,14 +222,14 @@ mod tests {
 
     /// Links of 2 Mb/s each, with what has passed so far.
     #[derive(Default)]
-    struct Road {
+    struct SimulatedLinks {
         congestion: PathCongestion,
         now_ms: u64,
         arrived: [u64; 4],
         queued: [u64; 4],
     }
 
-    impl Road {
+    impl SimulatedLinks {
         /// Runs this many links over a path of this rate until something is concluded.
         fn run(&mut self, links: usize, carries: u64, span_ms: u64) -> Option<(u64, PathConclusion)> {
             let (began, step_ms) = (self.now_ms, 50);
@@ -255,10 +255,10 @@ mod tests {
 
     #[test]
     fn path_slower_than_its_reservations_is_detected_soon() {
-        let mut road = Road::default();
-        let Some((ms, PathConclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
+        let mut links = SimulatedLinks::default();
+        let Some((ms, PathConclusion::Carries(rate))) = links.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
         assert!(ms <= 2500 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
-        assert_eq!(Road::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
+        assert_eq!(SimulatedLinks::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
     }
 
     #[test]
@@ -275,10 +275,10 @@ mod tests {
     #[test]
     fn machine_that_stalls_at_times_is_not_taken_for_a_slow_path() {
         // From time to time, nothing arrives for a tenth of a second, then everything that the path can carry at once.
-        let (mut road, mut tried) = (Road::default(), 0);
+        let (mut links, mut tried) = (SimulatedLinks::default(), 0);
         for round in 0..200 {
             for (carries, span_ms) in [(8 * MBIT, 500 + round % 7 * 100), (0, 150 + round % 3 * 50), (40 * MBIT, 200)] {
-                match road.run(4, carries, span_ms) {
+                match links.run(4, carries, span_ms) {
                     None => {}
                     Some((_, PathConclusion::MayCarryMore { .. })) => tried += 1,
                     Some((ms, concluded)) => panic!("{concluded:?} {ms} ms after {carries} bit/s began, round {round}"),
@@ -290,20 +290,22 @@ mod tests {
 
     #[test]
     fn failing_attempts_become_less_frequent() {
-        let (mut road, mut tries) = (Road::default(), Vec::new());
+        let (mut links, mut tries) = (SimulatedLinks::default(), Vec::new());
         for _ in 0..6 {
-            let Some((ms, PathConclusion::MayCarryMore { is_used: true })) = road.run(2, 5 * MBIT, 100_000) else {
+            let Some((ms, PathConclusion::MayCarryMore { is_used: true })) = links.run(2, 5 * MBIT, 100_000) else {
                 panic!("it is calm")
             };
             tries.push(ms);
-            let Some((_, PathConclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
+            let Some((_, PathConclusion::CarriesNoMore)) = links.run(3, 5 * MBIT, 100_000) else {
+                panic!("it is full")
+            };
         }
         assert!(tries.is_sorted() && tries[5] > 3 * tries[0] && tries[5] < 20_000, "{tries:?}");
         assert_eq!(
-            road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded),
+            links.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded),
             Some(PathConclusion::MayCarryMore { is_used: true })
         );
-        let next = road.run(4, 9 * MBIT, 100_000);
+        let next = links.run(4, 9 * MBIT, 100_000);
         assert!(next.is_some_and(|(ms, _)| ms < 10_000), "what goes well is tried again soon: {next:?}");
     }
 }

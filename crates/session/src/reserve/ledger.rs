@@ -59,7 +59,7 @@ pub struct MeasuredPath {
 /// A reservation request for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerRequest<'a> {
-    /// The device's name.
+    /// The name of the device, unique on its host.
     pub device: &'a str,
     /// What the device can carry.
     pub carrier: &'a DeviceBusProfile,

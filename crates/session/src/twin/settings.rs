@@ -32,7 +32,7 @@ const SETTING_BYTES_MIN: usize = 12;
 pub struct ControlSetting {
     /// Its setup packet.
     pub setup: SetupPacket,
-    /// Its data stage.
+    /// The bytes of its OUT data stage; empty if it has none.
     pub data: Vec<u8>,
 }
 

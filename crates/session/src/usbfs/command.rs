@@ -16,7 +16,7 @@ pub struct CallId(pub u64);
 pub struct UsbfsCommand {
     /// The number by which [`UsbfsAnswer::id`] refers to this command.
     pub id: CallId,
-    /// What is asked.
+    /// The ioctl, decoded from its number.
     pub call: UsbfsIoctl,
     /// The pointers of the program that asks.
     pub width: PointerWidth,

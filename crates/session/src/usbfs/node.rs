@@ -43,9 +43,9 @@ pub struct UsbBusLocation {
 
 /// What a command did at once.
 enum UsbfsOutcome {
-    /// It is answered.
+    /// The command is answered: what the ioctl returns, and what is written to which addresses of the program.
     Now(u32, Vec<(u64, Payload)>),
-    /// Its program waits.
+    /// The program waits: [`UsbfsNode::poll_answer`] returns the answer later.
     Later,
 }
 
@@ -205,7 +205,7 @@ impl<D: Device> UsbfsNode<D> {
         self.opens.iter_mut().find_map(|(open, opened)| opened.take_change(is_gone).then_some(*open))
     }
 
-    /// The next answer.
+    /// The next answer to a command that had to wait; `None` if none is ready.
     pub fn poll_answer(&mut self) -> Option<UsbfsAnswer> {
         self.answers.pop_front()
     }

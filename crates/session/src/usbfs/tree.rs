@@ -70,11 +70,11 @@ fn minor(location: &UsbBusLocation) -> u32 {
 pub struct SysfsDevice<'a> {
     /// The descriptors that the attributes show: device, configurations and strings.
     pub descriptors: &'a DescriptorSet,
-    /// What is selected.
+    /// The configuration and the alternate settings that are selected.
     pub selection: &'a ConfigurationSelection,
     /// The speed at which it is attached, as `speed` shows it in Mb/s.
     pub speed: UsbSpeed,
-    /// Where it is.
+    /// Its bus, its number there, and the ports that lead to it.
     pub location: &'a UsbBusLocation,
     /// How many ports it has; 0 unless it is a hub.
     pub ports: u8,

@@ -214,7 +214,7 @@ impl ExporterSession {
         ExporterWelcome { version: VERSION, outcome, position, options }
     }
 
-    /// The session's id.
+    /// The id by which an importer resumes the session on another link.
     pub fn id(&self) -> SessionId {
         self.session
     }
