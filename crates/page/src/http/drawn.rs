@@ -88,7 +88,8 @@ impl ViewCache {
         })
     }
 
-    /// The event that says that something is new, if that is so for a client that shows the status with fingerprint `shown`, which is changed.
+    /// The event that says that something is new; `None` if the client shows that already. `shown` is the fingerprint
+    /// that it was told last, and is changed.
     pub fn table_event(&self, shown: &mut u64, status: &CombinedStatus) -> Option<Bytes> {
         let mut table = locked(&self.table);
         if table.status != Some(status.version) {
