@@ -319,20 +319,20 @@ fn exchanging(probe: Probe) -> Box<dyn BlockDevice> {
 const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 10] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // A part of the device, so it is smaller.
-    Layer { name: "Range", make: |probe| Box::new(RangeView::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
-    Layer { name: "ReadOnly", make: |probe| Box::new(ReadOnlyView::new(probe)), answers: &["info"] },
-    Layer { name: "Traced", make: |probe| Box::new(TracingLayer::new(probe, 8)), answers: &[] },
+    Layer { name: "RangeView", make: |probe| Box::new(RangeView::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
+    Layer { name: "ReadOnlyView", make: |probe| Box::new(ReadOnlyView::new(probe)), answers: &["info"] },
+    Layer { name: "TracingLayer", make: |probe| Box::new(TracingLayer::new(probe, 8)), answers: &[] },
     // Its changes cannot be saved.
-    Layer { name: "Scratch", make: scratch, answers: &["info", "state", "go_on_from", "save"] },
+    Layer { name: "CopyOnWriteView", make: scratch, answers: &["info", "state", "go_on_from", "save"] },
     // These three save the requests that they hold, besides the device's state.
-    Layer { name: "AnyByte", make: |probe| Box::new(AnyByteLayer::new(probe)), answers: &["info", "save"] },
-    Layer { name: "Ahead", make: |probe| Box::new(ReadAheadLayer::new(probe)), answers: &["save"] },
-    Layer { name: "Behind", make: |probe| Box::new(WriteBackLayer::new(probe)), answers: &["save"] },
-    Layer { name: "Swappable", make: |probe| Box::new(SwappableDevice::new(probe)), answers: &[] },
+    Layer { name: "AnyByteLayer", make: |probe| Box::new(AnyByteLayer::new(probe)), answers: &["info", "save"] },
+    Layer { name: "ReadAheadLayer", make: |probe| Box::new(ReadAheadLayer::new(probe)), answers: &["save"] },
+    Layer { name: "WriteBackLayer", make: |probe| Box::new(WriteBackLayer::new(probe)), answers: &["save"] },
+    Layer { name: "SwappableDevice", make: |probe| Box::new(SwappableDevice::new(probe)), answers: &[] },
     // The properties stay those of the first device, whatever it is exchanged for. Both devices wake it, a turn ends
     // for those that were asked, and another process continues with neither.
     Layer {
-        name: "Exchanging",
+        name: "SwapRequestTracker",
         make: exchanging,
         answers: &["info", "poll_timeout", "end_turn", "readiness", "state", "save"],
     },
@@ -353,20 +353,20 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
     // The owner of a session's device saves these two, and gives them the device when restoring.
     Layer {
-        name: "Far",
+        name: "FarLayer",
         make: |probe| Box::new(FarLayer::new(probe, FarLayerConfig::within(8))),
         answers: &["save", "restore"],
     },
     Layer {
-        name: "Isochronous",
+        name: "IsochronousLayer",
         make: |probe| Box::new(IsochronousLayer::new(probe, true)),
         answers: &["save", "restore"],
     },
-    Layer { name: "Observed", make: observed, answers: &[] },
+    Layer { name: "ObservedDevice", make: observed, answers: &[] },
     Layer { name: "SuspendableDevice", make: suspendable, answers: &[] },
     // It saves the settings made on its device. After an exchange it reports the first device's descriptors.
     Layer {
-        name: "Twinned",
+        name: "TwinnedDevice",
         make: |probe| Box::new(<TwinnedDevice>::new(Box::new(probe))),
         answers: &["save", "restore"],
     },
@@ -375,7 +375,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
 /// link or the end. `Member` overrides nothing: it is one of two devices.
 const ELSEWHERE: [&str; 8] =
-    ["Linked", "SessionDisk", "SwapDisk", "FarDevice", "CountedDisk", "Member", "AttachedUsb", "SwapUsb"];
+    ["LinkedDevice", "SessionDisk", "SwapDisk", "FarDevice", "CountedDisk", "BusMember", "AttachedUsb", "SwapUsb"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
     for (method, call) in calls {
