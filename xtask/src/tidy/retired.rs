@@ -98,7 +98,7 @@ mod tests {
         let messages = complaints(&workspace_with(&[("crates/wire/src/a.rs", text)]));
         assert_eq!(messages.len(), 1, "{messages:#?}");
         assert!(
-            messages[0].starts_with("crates/wire/src/a.rs:2: retired: has_heir: 'heir' is retired"),
+            messages[0].starts_with("crates/wire/src/a.rs:1: retired: has_heir: 'heir' is retired"),
             "{}",
             messages[0]
         );

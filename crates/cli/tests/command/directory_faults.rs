@@ -1,8 +1,9 @@
 //! A long run on an etcd of three real members with faults: whatever becomes of them, no device is used by two, and
 //! attachments go on.
 //!
-//! Two hosts take turns with one disk, some by a lease and some by an attachment alone. The one that has it writes its own
-//! mark and reads it again and again: a second user would be seen at once. A third host has another disk all the time.
+//! Two hosts take turns with one disk, some by a lease and some by an attachment alone. The one that has it writes its
+//! own mark and reads it again and again: a second user would be seen at once. A third host has another disk all the
+//! time.
 //! `FARBUS_DIRECTORY_SECONDS` is how long faults go on: 8 s without it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
