@@ -302,7 +302,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), CommandFailure> {
             say(format!("{} is gone, and is waited for   (Ctrl-C ends)", target.shown()));
         }
         let Some(attachment) = patience.have_again(|| take(&mut prepared))? else {
-            ended = AttachmentEnd::Asked;
+            ended = AttachmentEnd::Requested;
             break;
         };
         ended = show(attachment, &client, &request, &shown, args.json)?;
@@ -312,7 +312,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), CommandFailure> {
             return Err(CommandFailure::new(FailureKind::Device, undurable(&target.shown(), why)));
         }
         _ if args.json => {}
-        AttachmentEnd::Asked | AttachmentEnd::Released | AttachmentEnd::HandedOver => {
+        AttachmentEnd::Requested | AttachmentEnd::Released | AttachmentEnd::HandedOver => {
             say(format!("{} detached", target.shown()))
         }
         AttachmentEnd::Moved => say(format!("{} handed over", target.shown())),

@@ -151,7 +151,7 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     shown.swaps.stop();
     drop(system);
     match ended {
-        AttachmentEnd::Asked | AttachmentEnd::Released | AttachmentEnd::HandedOver | AttachmentEnd::Moved => Ok(()),
+        AttachmentEnd::Requested | AttachmentEnd::Released | AttachmentEnd::HandedOver | AttachmentEnd::Moved => Ok(()),
         AttachmentEnd::Undurable(why) => Err(CommandFailure::new(FailureKind::Device, undurable("the disk", &why))),
         AttachmentEnd::Lost(why) => Err(CommandFailure::new(FailureKind::Device, why)),
         AttachmentEnd::Over(report) => Err(CommandFailure::new(report.attribute, report.message)),

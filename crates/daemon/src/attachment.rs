@@ -460,7 +460,7 @@ impl ManagedAttachmentInner {
                 return Some(CommandFailure::local(format!("{target}: this machine let go of it")));
             }
             AttachmentEnd::HandedOver => self.state().is_ending = true,
-            AttachmentEnd::Asked | AttachmentEnd::Lost(_) | AttachmentEnd::Over(_) | AttachmentEnd::Broken(_) => {}
+            AttachmentEnd::Requested | AttachmentEnd::Lost(_) | AttachmentEnd::Over(_) | AttachmentEnd::Broken(_) => {}
         }
         ended.failure(&self.client, target)
     }

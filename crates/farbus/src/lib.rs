@@ -15,12 +15,12 @@
 //! | admit only hosts that were paired, over encrypted links | [`trust`] |
 //!
 //! ```no_run
-//! use farbus::gadgets::keyboard::Keyboard;
+//! use farbus::gadgets::keyboard::KeyboardGadget;
 //! use farbus::{Share, client};
 //!
 //! // One machine offers a device,
 //! let share = Share::default();
-//! share.add("keyboard", Keyboard::device())?;
+//! share.add("keyboard", KeyboardGadget::device())?;
 //! let address = share.listen(([192, 0, 2, 7], 3240).into())?;
 //!
 //! // another one uses it.

@@ -172,7 +172,7 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
             assert_eq!(running.handle.may(DiskOwnerAction::Detach), Ok(()), "nobody uses it");
             running.handle.end();
             running.handle.end();
-            assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
+            assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Requested));
         }
         let is_free = || harness.share.status().iter().all(|device| device.user.is_none());
         let until = Instant::now() + PATIENCE;
@@ -204,7 +204,7 @@ fn attachment_that_is_ended_before_it_runs_ends_when_it_runs() {
     for_each(|harness, request| {
         let attachment = harness.take(&harness.client(GRACE), request);
         attachment.handle().end();
-        assert!(matches!(Running::begin(attachment).ended(PATIENCE), AttachmentEnd::Asked));
+        assert!(matches!(Running::begin(attachment).ended(PATIENCE), AttachmentEnd::Requested));
     });
 }
 
@@ -244,7 +244,7 @@ fn attachment_without_a_session_refuses_migration_hold_pause_and_save() {
         assert_eq!(handle.save().err(), Some(AttachmentRefusal::NotSaved));
         assert!(handle.hold().is_err() && handle.resume().is_err(), "nobody uses it who could be held");
         handle.end();
-        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Requested));
     });
 }
 
@@ -298,7 +298,7 @@ fn attachment_continues_from_its_snapshot() {
         assert_eq!(running.status.at, at);
         assert!(running.handle.can_save(), "and once more");
         running.handle.end();
-        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Requested));
     });
 }
 
@@ -314,7 +314,7 @@ fn attachment_continues_unchanged_when_its_snapshot_is_not_used() {
         let again = running.handle.save().unwrap().wait(PATIENCE).expect("it runs, and answers again");
         drop(again);
         running.handle.end();
-        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Asked));
+        assert!(matches!(running.ended(PATIENCE), AttachmentEnd::Requested));
     });
 }
 
@@ -354,6 +354,6 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
             thread::sleep(Duration::from_millis(20));
         };
         attachment.handle().end();
-        assert!(matches!(attachment.run(), AttachmentEnd::Asked));
+        assert!(matches!(attachment.run(), AttachmentEnd::Requested));
     });
 }

@@ -229,7 +229,7 @@ fn discarded_disk_has_what_was_answered_and_returns_to_all_when_nobody_comes() {
     settle(&mut scribe.linked, &mut scribe.done);
     assert_eq!(handle.join().unwrap(), Ok(DiscardedRequests { requests: 1, unwritten_bytes: 512 }));
     assert!(scribe.done.pop().is_some_and(|done| done.id == BlockId(2) && done.result.is_err()));
-    assert_eq!(cause(&scribe.linked), Some(AttachmentEndCause::Asked));
+    assert_eq!(cause(&scribe.linked), Some(AttachmentEndCause::Requested));
     drop(scribe);
     let mut next = had(|| exporter.disk(0), |next| cause(&next.linked));
     assert_eq!(next.ask(BlockRequest::read(BlockId(1), 0, 512)), vec![7; 512], "what was answered is there");

@@ -200,7 +200,7 @@ fn answers_reach_their_clients_in_any_order() {
         assert_eq!(seen, [0, 1, 2]);
     }
     served.stop.end();
-    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
     stays.read_exact(&mut data).unwrap();
     assert_eq!(data, [2; 4]);
     served.stop.end();
-    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Requested));
     assert!(!served.path.exists());
 }
 
@@ -262,7 +262,7 @@ fn server_that_ends_answers_pending_requests_and_flushes() {
     served.open();
     assert_eq!(reply(&mut client), 7);
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
-    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Asked));
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Requested));
     assert_eq!(*served.reins.log.lock().unwrap(), [BlockOp::Write, BlockOp::Flush]);
 }
 
@@ -349,7 +349,7 @@ fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let before = count.load(Ordering::Acquire);
     assert!(before < 500, "{before} of 1000 came first");
     stop.end();
-    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Asked));
+    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Requested));
     let all = count.load(Ordering::Acquire);
     assert!(all < 1000, "nor the thread that ends it: {all} were carried out");
 }
@@ -378,7 +378,7 @@ fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     assert!(answered.into_iter().eq(0..120), "all, in order: the device answers at once");
     sender.join().unwrap();
     stop.end();
-    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Asked));
+    assert!(matches!(thread.join().unwrap(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -430,7 +430,7 @@ impl Plain {
 
     fn end(self) {
         self.stop.end();
-        assert!(matches!(self.thread.join().unwrap(), AttachmentEnd::Asked));
+        assert!(matches!(self.thread.join().unwrap(), AttachmentEnd::Requested));
     }
 }
 

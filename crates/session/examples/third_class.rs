@@ -229,7 +229,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     window.close();
     exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, None)?;
-    assert!(matches!(window.state(), AttachmentState::Ended(end) if end.cause == AttachmentEndCause::Asked));
+    assert!(matches!(window.state(), AttachmentState::Ended(end) if end.cause == AttachmentEndCause::Requested));
     assert_eq!(exporter.attachments(), 0);
     Ok(())
 }

@@ -91,7 +91,7 @@ impl User {
 
     /// Ends the attachment.
     fn end(mut self) {
-        self.remote.handle_over(AttachmentEndCause::Asked, "it ends", &mut self.done);
+        self.remote.handle_over(AttachmentEndCause::Requested, "it ends", &mut self.done);
     }
 
     fn answer_all(&mut self) {

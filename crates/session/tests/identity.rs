@@ -101,7 +101,7 @@ fn opened_again<A: ImporterAttachment>(
             &mut remote,
             &mut done,
             kind,
-            AttachmentEndNotice { cause: AttachmentEndCause::Asked, message: String::new() }.encode(),
+            AttachmentEndNotice { cause: AttachmentEndCause::Requested, message: String::new() }.encode(),
         );
     }
     let later = if let AttachmentState::Ended(end) = remote.state() { Some(end.clone()) } else { None };

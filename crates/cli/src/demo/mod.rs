@@ -214,7 +214,7 @@ fn read_back(
     stage.doing("detach")?;
     attachment.handle().end();
     match Box::new(attachment).run() {
-        AttachmentEnd::Asked
+        AttachmentEnd::Requested
         | AttachmentEnd::Released
         | AttachmentEnd::HandedOver
         | AttachmentEnd::Moved

@@ -169,7 +169,7 @@ where
         if let Some(end) = linked.end() {
             let shown = count.map_or(0, |count| count - left);
             return match end.cause {
-                AttachmentEndCause::Asked => ended_by.check(shown, count),
+                AttachmentEndCause::Requested => ended_by.check(shown, count),
                 _ => Err(over(target, &report_of(end))),
             };
         }

@@ -550,7 +550,7 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
         is_done.store(true, Ordering::Release);
         let rounds = worker.join().expect("no call failed");
         handle.end();
-        assert!(matches!(attached.join().unwrap(), AttachmentEnd::Asked));
+        assert!(matches!(attached.join().unwrap(), AttachmentEnd::Requested));
         let stored = std::fs::read(&image).unwrap();
         for at in 0..32 {
             assert!(stored[at as usize * (64 << 10)..][..64 << 10] == block(at, rounds), "block {at}");

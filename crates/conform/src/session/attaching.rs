@@ -147,9 +147,11 @@ fn close(subject: &mut SessionSubject<'_>) -> CheckOutcome {
     let again = talk.inbox.iter().any(|message| message.kind == FrameKind::Closed);
     talk.leave();
     match (end.cause, opened, again) {
-        (AttachmentEndCause::Asked, Ok(_), false) => Ok("closed, and opened by another session".to_owned()),
-        (AttachmentEndCause::Asked, Err(end), _) => Err(CheckStop::Fail(format!("another session: {}", shown(&end)))),
-        (AttachmentEndCause::Asked, Ok(_), true) => Err(CheckStop::fail("it is closed twice")),
+        (AttachmentEndCause::Requested, Ok(_), false) => Ok("closed, and opened by another session".to_owned()),
+        (AttachmentEndCause::Requested, Err(end), _) => {
+            Err(CheckStop::Fail(format!("another session: {}", shown(&end))))
+        }
+        (AttachmentEndCause::Requested, Ok(_), true) => Err(CheckStop::fail("it is closed twice")),
         _ => Err(CheckStop::Fail(shown(&end))),
     }
 }

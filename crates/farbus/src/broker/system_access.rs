@@ -578,12 +578,12 @@ impl FuseMounter for SystemAccess {
             SystemAccess::Own => return OwnMounter.mount(at, read_only),
             SystemAccess::Through(broker) => broker,
         };
-        let mount_error = |error: io::Error| MountError::Told(error.to_string());
+        let mount_error = |error: io::Error| MountError::Broker(error.to_string());
         // Several lines, so that an abort does not wait for an unmount.
         let line = several(broker).map_err(mount_error)?;
         let question = BrokerRequest::Mount { at: at.to_owned(), read_only };
         let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(mount_error)?;
-        let device = device.ok_or_else(|| MountError::Told("no descriptor came along".into()))?;
+        let device = device.ok_or_else(|| MountError::Broker("no descriptor came along".into()))?;
         Ok(FuseMount { at, device, keeper: Arc::new(FarKeeper { mount, line }) })
     }
 

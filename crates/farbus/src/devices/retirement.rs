@@ -99,7 +99,7 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Durable {
         Noted(SwapMilestone),
-        Said(DiskMoveStep),
+        Step(DiskMoveStep),
     }
 
     impl Hosts {
@@ -116,7 +116,7 @@ mod tests {
         fn make(&mut self, durable: Durable) {
             match durable {
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
-                Durable::Said(step) => {
+                Durable::Step(step) => {
                     let retirement_step = RetirementStep::by(step, MOVER.into(), "desk".into());
                     retirement(&self.exporter, self.id, Some(&retirement_step)).unwrap();
                 }
@@ -139,7 +139,7 @@ mod tests {
         fn attach_again(&mut self) -> bool {
             let is_open = self.gives_to(MOVER);
             if is_open {
-                self.make(Durable::Said(if self.has_switched() { DiskMoveStep::Moved } else { DiskMoveStep::Stays }));
+                self.make(Durable::Step(if self.has_switched() { DiskMoveStep::Moved } else { DiskMoveStep::Stays }));
             }
             is_open && !self.has_switched()
         }
@@ -147,18 +147,18 @@ mod tests {
 
     #[test]
     fn a_crash_of_either_end_between_any_two_steps_gives_old_data_to_nobody_and_loses_no_disk() {
-        use Durable::{Noted, Said};
+        use Durable::{Noted, Step};
         let scratch = std::env::temp_dir().join(format!("farbus-retirement-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
         let done = [
-            Said(DiskMoveStep::Stays),
+            Step(DiskMoveStep::Stays),
             Noted(SwapMilestone::Copying),
-            Said(DiskMoveStep::Moving),
+            Step(DiskMoveStep::Moving),
             Noted(SwapMilestone::Switched),
-            Said(DiskMoveStep::Moved),
+            Step(DiskMoveStep::Moved),
         ];
         // The answer to the third was lost, so the swap was given up.
-        let given_up = [&done[..3], &[Noted(SwapMilestone::Abandoned), Said(DiskMoveStep::Stays)]].concat();
+        let given_up = [&done[..3], &[Noted(SwapMilestone::Abandoned), Step(DiskMoveStep::Stays)]].concat();
         for steps in [&done[..], &given_up] {
             for reached in 0..=steps.len() {
                 // The exporter crashes alone, too: then what is said between its crash and the importer's is not heard.
@@ -212,7 +212,7 @@ mod tests {
                     self.notes.note(SwapMilestone::Copying).unwrap();
                 }
                 Durable::Noted(milestone) => self.notes.note(milestone).unwrap(),
-                Durable::Said(step) => {
+                Durable::Step(step) => {
                     let retirement_step = RetirementStep::by(step, MOVER.into(), "desk".into());
                     retirement(&self.exporter, self.id, Some(&retirement_step)).unwrap();
                 }
@@ -233,7 +233,7 @@ mod tests {
             let is_had = self.gives_to(MOVER)
                 && self.importer.objection_to_attaching("10.0.0.4/disk", Some(self.known())).unwrap().is_none();
             if is_had {
-                self.make(Durable::Said(DiskMoveStep::Stays));
+                self.make(Durable::Step(DiskMoveStep::Stays));
             }
             is_had
         }
@@ -245,14 +245,14 @@ mod tests {
 
     #[test]
     fn a_crash_between_any_two_steps_leaves_a_disk_of_another_host_as_it_was_or_complete_or_given_to_nobody() {
-        use Durable::{Noted, Said};
+        use Durable::{Noted, Step};
         let scratch = std::env::temp_dir().join(format!("farbus-new-disk-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
         let done = [
-            Said(DiskMoveStep::Moving),
+            Step(DiskMoveStep::Moving),
             Noted(SwapMilestone::Copying),
             Noted(SwapMilestone::Switched),
-            Said(DiskMoveStep::Stays),
+            Step(DiskMoveStep::Stays),
         ];
         let given_up = [&done[..2], &[Noted(SwapMilestone::Abandoned)]].concat();
         let continued = [&given_up[..], &done[..]].concat();
@@ -263,7 +263,7 @@ mod tests {
                 let what = format!("{reached} of {steps:?}");
                 let noted = steps[..reached].iter().rev().find_map(|step| match step {
                     Noted(milestone) => Some(*milestone),
-                    Said(_) => None,
+                    Step(_) => None,
                 });
                 let is_partial = matches!(noted, Some(SwapMilestone::Copying | SwapMilestone::Abandoned));
                 let is_complete = noted == Some(SwapMilestone::Switched);
@@ -283,15 +283,15 @@ mod tests {
 
     #[test]
     fn a_crash_between_any_two_steps_of_a_move_back_gives_old_data_or_a_part_of_a_copy_to_nobody() {
-        use Durable::{Noted, Said};
+        use Durable::{Noted, Step};
         let scratch = std::env::temp_dir().join(format!("farbus-back-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&scratch);
         let done = [
-            Said(DiskMoveStep::Overwrites),
-            Said(DiskMoveStep::Moving),
+            Step(DiskMoveStep::Overwrites),
+            Step(DiskMoveStep::Moving),
             Noted(SwapMilestone::Copying),
             Noted(SwapMilestone::Switched),
-            Said(DiskMoveStep::Stays),
+            Step(DiskMoveStep::Stays),
         ];
         for reached in 0..=done.len() {
             // It was moved away by this host.
@@ -300,7 +300,7 @@ mod tests {
             SwapJournalWriter::to(back.importer.begin(&disk, &here).unwrap().file)
                 .note(SwapMilestone::Switched)
                 .unwrap();
-            back.make(Said(DiskMoveStep::Moved));
+            back.make(Step(DiskMoveStep::Moved));
             back.notes =
                 SwapJournalWriter::to(back.importer.begin(&here, &SwapMedium::called("lab4/disk")).unwrap().file);
             done[..reached].iter().for_each(|step| back.make(*step));
@@ -309,14 +309,14 @@ mod tests {
             assert_eq!(back.attach(), is_complete, "{reached}: nor does its host");
             assert_eq!(back.gives_to("key 2"), is_complete, "{reached}: nothing stays undecided");
             if !is_complete {
-                back.make(Said(DiskMoveStep::Moved));
+                back.make(Step(DiskMoveStep::Moved));
                 done.iter().for_each(|step| back.make(*step));
                 assert!(back.attach() && back.gives_to("key 2"), "{reached}: the same swap continues");
             }
         }
         // Another host does not get a disk by saying that it overwrites it.
         let mut other = NewDisk::new(&scratch);
-        other.make(Said(DiskMoveStep::Moved));
+        other.make(Step(DiskMoveStep::Moved));
         let retirement_step = super::RetirementStep::by(DiskMoveStep::Overwrites, "key 2".into(), "rack".into());
         retirement(&other.exporter, other.id, Some(&retirement_step)).unwrap();
         assert!(!other.gives_to("key 2"));

@@ -11,7 +11,7 @@ use crate::importer::client::{DeviceTarget, FailureKind, ImporterClient};
 #[derive(Debug)]
 pub enum AttachmentEnd {
     /// Its owner asked for the end.
-    Asked,
+    Requested,
     /// A local user released it: `usbip detach`, `umount`.
     Released,
     /// The link was lost, or the exporter ended it.
@@ -32,7 +32,7 @@ impl AttachmentEnd {
     /// Maps the end of a session to the end of its attachment.
     pub fn by(end: &AttachmentEndNotice) -> Self {
         match (end.cause, end.message.as_str()) {
-            (AttachmentEndCause::Asked, HANDED_OVER) => AttachmentEnd::Moved,
+            (AttachmentEndCause::Requested, HANDED_OVER) => AttachmentEnd::Moved,
             _ => AttachmentEnd::Over(report_of(end)),
         }
     }
@@ -41,7 +41,7 @@ impl AttachmentEnd {
     pub fn event(&self, target: &DeviceTarget) -> Event {
         let event = Event::of(EventKind::Detached, target.to_string());
         match self {
-            AttachmentEnd::Asked => event.how("asked"),
+            AttachmentEnd::Requested => event.how("asked"),
             AttachmentEnd::Released => event.how("released here"),
             AttachmentEnd::Lost(why) => event.how("link lost").why(why.as_str()),
             AttachmentEnd::Over(report) => event.how(report.attribute.as_str()).why(report.message.as_str()),
@@ -56,7 +56,7 @@ impl AttachmentEnd {
     /// the reason, briefly.
     pub fn failure(&self, client: &ImporterClient, target: &DeviceTarget) -> Option<CommandFailure> {
         match self {
-            AttachmentEnd::Asked
+            AttachmentEnd::Requested
             | AttachmentEnd::Released
             | AttachmentEnd::HandedOver
             | AttachmentEnd::Moved
@@ -102,7 +102,7 @@ pub fn report_of(end: &AttachmentEndNotice) -> FailureReport {
         AttachmentEndCause::Refused
         | AttachmentEndCause::Busy
         | AttachmentEndCause::Stale
-        | AttachmentEndCause::Asked
+        | AttachmentEndCause::Requested
         | AttachmentEndCause::Class
         | AttachmentEndCause::Module
         | AttachmentEndCause::Reservation => FailureKind::Refused,

@@ -167,7 +167,7 @@ impl FileAttachment {
                 return AttachmentEnd::Lost(error.to_string());
             }
             if interests[1].readable && self.stop.was_asked() {
-                return AttachmentEnd::Asked;
+                return AttachmentEnd::Requested;
             }
             if interests[0].readable {
                 return self.end_of_mount("the disk failed, or the way to it broke");
@@ -185,7 +185,7 @@ impl FileAttachment {
                 return AttachmentEnd::Lost(error.to_string());
             }
             if interests[1].readable && self.stop.was_asked() {
-                return AttachmentEnd::Asked;
+                return AttachmentEnd::Requested;
             }
             let is_link_over = interests.get(2).is_some_and(|on_link| on_link.readable);
             if is_link_over || interests[0].readable {
@@ -278,13 +278,13 @@ impl Attachment for FileAttachment {
         if self.mount.is_handed_over() {
             return AttachmentEnd::HandedOver;
         }
-        if let AttachmentEnd::Asked | AttachmentEnd::Released = ended {
+        if let AttachmentEnd::Requested | AttachmentEnd::Released = ended {
             self.way.give_back();
         }
         // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();
         match (ended, lost) {
-            (AttachmentEnd::Asked | AttachmentEnd::Released, Some(lost)) => AttachmentEnd::Undurable(lost),
+            (AttachmentEnd::Requested | AttachmentEnd::Released, Some(lost)) => AttachmentEnd::Undurable(lost),
             (ended, _) => ended,
         }
     }

@@ -134,7 +134,7 @@ impl LastMigration {
                 AttachmentEnd::Lost(why) => record.failed(FailureKind::Network, &format!("its link was lost: {why}")),
                 AttachmentEnd::Over(report) => record.failed(report.attribute, &report.message),
                 AttachmentEnd::Broken(reject) => record.failed(FailureKind::Device, reject),
-                AttachmentEnd::Asked
+                AttachmentEnd::Requested
                 | AttachmentEnd::Released
                 | AttachmentEnd::HandedOver
                 | AttachmentEnd::Undurable(_) => record.failed(FailureKind::Refused, &"it was detached here"),
@@ -192,7 +192,7 @@ mod tests {
         assert!(!migrations.begin("lab3/disk", "shed", shown(true, 3)), "one at a time");
         let status = migrations.status_at_end(&AttachmentEnd::Moved).unwrap();
         assert!(status.state == "done" && status.to == "rack" && status.elapsed_s.is_some(), "{status:?}");
-        assert_eq!(migrations.status_at_end(&AttachmentEnd::Asked).unwrap().state, "done", "nothing changes that");
+        assert_eq!(migrations.status_at_end(&AttachmentEnd::Requested).unwrap().state, "done", "nothing changes that");
     }
 
     #[test]

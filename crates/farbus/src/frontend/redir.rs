@@ -408,7 +408,7 @@ impl RedirRelay {
         self.connected.show(&self.guest);
         let ended = loop {
             if stop.hears() {
-                break AttachmentEnd::Asked;
+                break AttachmentEnd::Requested;
             }
             if let Some(asker) = save_requester.requested()
                 && self.part_with(asker) == SaveDecision::Go

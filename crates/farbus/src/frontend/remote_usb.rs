@@ -212,7 +212,7 @@ impl FarDevice {
             FarDevice::Session(linked) => {
                 linked.close(done);
                 if linked.end().is_none() {
-                    linked.remote_mut().handle_over(AttachmentEndCause::Asked, "given back", done);
+                    linked.remote_mut().handle_over(AttachmentEndCause::Requested, "given back", done);
                 }
             }
         }
@@ -241,7 +241,7 @@ enum UsbipLinkLoss {
 impl UsbipLinkLoss {
     fn ended(&self) -> AttachmentEnd {
         match self {
-            UsbipLinkLoss::Given => AttachmentEnd::Asked,
+            UsbipLinkLoss::Given => AttachmentEnd::Requested,
             UsbipLinkLoss::Lost(why) => AttachmentEnd::Lost(why.clone()),
             UsbipLinkLoss::Broken(reject) => AttachmentEnd::Broken(reject.clone()),
         }

@@ -82,7 +82,7 @@ impl RemoteStreamReader {
                 return Ok(Some(frame));
             }
             if let Some(end) = self.linked.end() {
-                return if end.cause == AttachmentEndCause::Asked { Ok(None) } else { Err(report_of(end)) };
+                return if end.cause == AttachmentEndCause::Requested { Ok(None) } else { Err(report_of(end)) };
             }
             self.linked.wait(None).map_err(local)?;
             self.linked.turn(&mut self.arrived);

@@ -25,7 +25,7 @@ impl Drop for SessionDisk {
         let mut done = CompletionQueue::new(BufferPool::new(0));
         self.linked.close(&mut done);
         // Requests that its exporter did not answer in time are dropped: the programs that made them have gone.
-        self.linked.remote_mut().handle_over(AttachmentEndCause::Asked, "given back here", &mut done);
+        self.linked.remote_mut().handle_over(AttachmentEndCause::Requested, "given back here", &mut done);
         while done.pop().is_some() {}
     }
 }

@@ -228,14 +228,14 @@ impl ParsedRecording {
     fn hear(&mut self, link_type: u16, ns: u64, data: &[u8], stream: &mut nbd::NbdStreamReassembly) {
         match (link_type, data.first()) {
             (USB, _) => match usbmon::read(data, |id| self.usb_asked(id)) {
-                Some(usbmon::UsbmonRecord::Asked { id, request, sent }) => {
+                Some(usbmon::UsbmonRecord::Request { id, request, sent }) => {
                     self.ask(id, RecordedRequest::Usb(request), sent, ns)
                 }
                 Some(usbmon::UsbmonRecord::Answered { id, head, data }) => self.answer(id, head, data, ns),
                 None => {}
             },
             (IPV4, _) => stream.hear(data, |record| match record {
-                nbd::NbdRecord::Asked { id, head: block_request_head, sent } => {
+                nbd::NbdRecord::Request { id, head: block_request_head, sent } => {
                     self.ask(id, RecordedRequest::Block(block_request_head), sent, ns)
                 }
                 nbd::NbdRecord::Answered { id, head, data } => self.answer(id, head, data, ns),

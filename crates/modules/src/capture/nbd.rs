@@ -82,7 +82,7 @@ impl TcpSequenceNumbers {
 /// An entry of a recording.
 pub enum NbdRecord {
     /// A request that the front end made.
-    Asked {
+    Request {
         /// Its number in the recording.
         id: u64,
         /// Its operation and its range.
@@ -149,7 +149,7 @@ impl NbdStreamReassembly {
             self.reads.insert(id, length as usize);
         }
         let flags = u8::from(short(4) & FUA != 0);
-        tell(NbdRecord::Asked { id, head: BlockRequestHead { op: op as u8, flags, length, offset: long(16) }, sent });
+        tell(NbdRecord::Request { id, head: BlockRequestHead { op: op as u8, flags, length, offset: long(16) }, sent });
         Some(28 + data_bytes)
     }
 

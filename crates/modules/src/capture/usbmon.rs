@@ -120,7 +120,7 @@ pub fn seen(transfer: &SeenTransfer<'_>, captured: usize) -> Vec<u8> {
 /// An entry of a recording.
 pub enum UsbmonRecord {
     /// A request that the front end made.
-    Asked {
+    Request {
         /// Its number in the recording.
         id: u64,
         /// The request's head, parsed.
@@ -163,7 +163,7 @@ pub fn read(bytes: &[u8], request_of: impl Fn(u64) -> Option<UsbRequest>) -> Opt
             let setup = if kind == CONTROL { *head[40..].first_chunk()? } else { [0; 8] };
             let endpoint = if kind == CONTROL { head[10] & 0x80 } else { head[10] };
             let qualifier = word(48)? as u16;
-            Some(UsbmonRecord::Asked {
+            Some(UsbmonRecord::Request {
                 id,
                 request: UsbRequest { endpoint, kind, bits: kind, qualifier, length, setup, start_frame, packets },
                 sent: if endpoint & 0x80 == 0 { data } else { Vec::new() },

@@ -184,7 +184,7 @@ where
     others.end();
     remotes.end();
     match ended {
-        PageStopReason::Asked => Ok(()),
+        PageStopReason::Requested => Ok(()),
         PageStopReason::Line(why) => {
             Err(CommandFailure::local(format!("the process that speaks HTTP for the page {why}: {how}")))
         }
@@ -200,7 +200,7 @@ fn connections_max() -> usize {
 /// Why the page ends.
 enum PageStopReason {
     /// It was asked to.
-    Asked,
+    Requested,
     /// The line to the process for the owner's programs.
     Line(String),
 }
@@ -214,7 +214,7 @@ async fn first(
     let (mut end, mut line, mut work) = (pin!(end), pin!(line), pin!(work));
     poll_fn(|cx| {
         if end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(PageStopReason::Asked);
+            return Poll::Ready(PageStopReason::Requested);
         }
         if let Poll::Ready(why) = line.as_mut().poll(cx) {
             return Poll::Ready(PageStopReason::Line(why));

@@ -555,7 +555,7 @@ fn error_of(cause: AttachmentEndCause) -> StoreError {
     match cause {
         AttachmentEndCause::Network => StoreError::Lost,
         AttachmentEndCause::Device | AttachmentEndCause::Module => StoreError::Medium,
-        AttachmentEndCause::Asked
+        AttachmentEndCause::Requested
         | AttachmentEndCause::Refused
         | AttachmentEndCause::Gone
         | AttachmentEndCause::Busy
@@ -630,7 +630,7 @@ impl ImporterAttachment for RemoteBlock {
 
     fn discard(&mut self, _now: Instant, done: &mut Self::Done) -> usize {
         let before = done.len();
-        self.fail_all(error_of(AttachmentEndCause::Asked), done);
+        self.fail_all(error_of(AttachmentEndCause::Requested), done);
         done.len() - before
     }
 

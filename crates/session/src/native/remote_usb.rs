@@ -508,7 +508,7 @@ fn descriptors_of(description: &UsbDescription) -> Result<DescriptorSet, Protoco
 fn status_of(cause: AttachmentEndCause) -> UrbStatus {
     match cause {
         AttachmentEndCause::Device | AttachmentEndCause::Module => UrbStatus::Protocol,
-        AttachmentEndCause::Asked
+        AttachmentEndCause::Requested
         | AttachmentEndCause::Network
         | AttachmentEndCause::Refused
         | AttachmentEndCause::Gone

@@ -53,7 +53,7 @@ enum RedirPeerState {
     /// No guest is connected, or it has not sent its hello.
     Alone,
     /// The guest has the device.
-    Shown,
+    Attached,
     /// The device is gone, or the guest refused it; the guest has not acknowledged that yet.
     Leaving,
     /// The guest has acknowledged: nothing more is sent about the device.
@@ -181,7 +181,7 @@ impl<D: Device> DeviceSession<D> {
 
     /// Whether a guest has the device.
     pub fn is_shown(&self) -> bool {
-        self.state == RedirPeerState::Shown
+        self.state == RedirPeerState::Attached
     }
 
     /// Whether everything about the device has been said and taken.
@@ -200,7 +200,7 @@ impl<D: Device> DeviceSession<D> {
             return;
         }
         self.caps = caps;
-        self.state = RedirPeerState::Shown;
+        self.state = RedirPeerState::Attached;
         self.say_parts();
         self.say(0, RedirMessage::DeviceConnect(describe::device_connect(&self.device)));
     }
@@ -208,7 +208,7 @@ impl<D: Device> DeviceSession<D> {
     /// The guest has disconnected: cancels everything and resets the device for the next guest.
     pub fn handle_disconnected(&mut self, now: Instant) {
         self.state = match self.state {
-            RedirPeerState::Alone | RedirPeerState::Shown => RedirPeerState::Alone,
+            RedirPeerState::Alone | RedirPeerState::Attached => RedirPeerState::Alone,
             RedirPeerState::Leaving | RedirPeerState::Left => RedirPeerState::Left,
         };
         self.caps = RedirCapabilitySet::NONE;
@@ -242,7 +242,7 @@ impl<D: Device> DeviceSession<D> {
 
     fn leave(&mut self) {
         self.state = match self.state {
-            RedirPeerState::Shown => {
+            RedirPeerState::Attached => {
                 self.say(0, RedirMessage::DeviceDisconnect);
                 if self.caps.has(RedirCapability::DeviceDisconnectAck) {
                     RedirPeerState::Leaving
@@ -343,7 +343,7 @@ impl<D: Device> DeviceSession<D> {
             ));
         }
         self.caps = caps;
-        self.state = RedirPeerState::Shown;
+        self.state = RedirPeerState::Attached;
         Ok(())
     }
 
@@ -550,7 +550,7 @@ impl<D: Device> DeviceSession<D> {
             RedirTransferHead::Interrupt { endpoint } => self.find(endpoint, TransferType::Interrupt).is_some(),
         };
         let refusal = match () {
-            () if self.state != RedirPeerState::Shown || self.is_refused => Some(UrbStatus::Gone),
+            () if self.state != RedirPeerState::Attached || self.is_refused => Some(UrbStatus::Gone),
             () if !makes_sense => Some(UrbStatus::Invalid),
             () if !self.has_credit() => {
                 self.counters.no_credit += 1;
@@ -648,7 +648,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_configuration(&mut self, now: Instant, id: u64, value: u8) {
-        if self.state != RedirPeerState::Shown || !self.has_credit() {
+        if self.state != RedirPeerState::Attached || !self.has_credit() {
             return self.say_configuration(id, RedirStatus::IoError);
         }
         self.withdraw_all(now, |endpoint| !endpoint.is_control());
@@ -657,7 +657,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_alt_setting(&mut self, now: Instant, id: u64, interface: u8, alternate: u8) {
-        if self.state != RedirPeerState::Shown || !self.has_credit() {
+        if self.state != RedirPeerState::Attached || !self.has_credit() {
             return self.say_alt_setting(id, interface, RedirStatus::IoError);
         }
         let all = self.device.descriptors();
@@ -696,7 +696,7 @@ impl<D: Device> DeviceSession<D> {
     fn start(&mut self, id: u64, endpoint: EpAddr, kind: EndpointStreamKind, made: Option<EndpointStream>) {
         let outcome = match made {
             Some(_) if self.streams.contains_key(&endpoint.as_byte()) => RedirStatus::Invalid,
-            Some(stream) if self.state == RedirPeerState::Shown && self.has_credit() => {
+            Some(stream) if self.state == RedirPeerState::Attached && self.has_credit() => {
                 self.streams.insert(endpoint.as_byte(), stream);
                 RedirStatus::Success
             }
@@ -755,7 +755,7 @@ impl<D: Device> DeviceSession<D> {
                 stream.push(payload);
             }
             Some(_) => self.say(0, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Invalid, endpoint }),
-            None if self.state == RedirPeerState::Shown => {
+            None if self.state == RedirPeerState::Attached => {
                 self.say(0, RedirMessage::IsoStreamStatus { outcome: RedirStatus::Stall, endpoint });
             }
             None => {}

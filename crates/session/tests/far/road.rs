@@ -185,7 +185,7 @@ impl Drop for Road {
     /// Requests in flight end unseen.
     fn drop(&mut self) {
         let over = |remote: &mut RemoteUsb, done: &mut CompletionQueue| {
-            remote.handle_over(AttachmentEndCause::Asked, "enough", done)
+            remote.handle_over(AttachmentEndCause::Requested, "enough", done)
         };
         self.far.act(self.now, &mut self.done, over);
         if let Some(exporter) = self.exporter.take() {

@@ -359,7 +359,7 @@ impl ForgetfulWorld {
 
     /// Kills the importer's process and begins another one. What was not flushed may be lost.
     fn kill_importer(&mut self, random: &mut Random) {
-        self.world.remote.handle_over(AttachmentEndCause::Asked, "it is killed", &mut self.done);
+        self.world.remote.handle_over(AttachmentEndCause::Requested, "it is killed", &mut self.done);
         while self.done.pop().is_some() {}
         self.unanswered.clear();
         if let Some(session) = self.world.exporter.take() {
@@ -449,7 +449,7 @@ impl ForgetfulWorld {
             let found = durable[sector];
             assert!(known.may_be(found), "sector {sector}: {} was flushed, and {found} is there", known.flushed);
         }
-        self.world.remote.handle_over(AttachmentEndCause::Asked, "it ends", &mut self.done);
+        self.world.remote.handle_over(AttachmentEndCause::Requested, "it ends", &mut self.done);
         self.answered
     }
 }

@@ -280,7 +280,7 @@ impl Importer {
     }
 
     fn leave(mut self) -> u32 {
-        self.world.remote.handle_over(AttachmentEndCause::Asked, "enough", &mut self.below);
+        self.world.remote.handle_over(AttachmentEndCause::Requested, "enough", &mut self.below);
         self.pump();
         let answered = self.check();
         assert!(self.unanswered.is_empty(), "nothing hangs: {:?}", self.unanswered);

@@ -178,7 +178,7 @@ impl OpenReply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttachmentEndCause {
     /// The peer or the user asked for it.
-    Asked,
+    Requested,
     /// The device failed.
     Device,
     /// The link to the device failed.
@@ -201,7 +201,7 @@ pub enum AttachmentEndCause {
 
 impl AttachmentEndCause {
     const ALL: [AttachmentEndCause; 10] = [
-        Self::Asked,
+        Self::Requested,
         Self::Device,
         Self::Network,
         Self::Refused,

@@ -232,7 +232,7 @@ impl DeviceUse {
                 return Err(refusal);
             }
         };
-        handed_over.settle(native::AttachmentEndCause::Asked, native::HANDED_OVER);
+        handed_over.settle(native::AttachmentEndCause::Requested, native::HANDED_OVER);
         let HandedOver { bus_id, who, device: usb, .. } = handed_over;
         let now = self.now();
         let found = {
@@ -505,7 +505,7 @@ impl DeviceUse {
         self.shared.permissions.record(&self.session, AuditedUse::Observe, bus_id, Ok(()));
         let used = self.clone();
         let leave = Box::new(move |_| used.end());
-        Ok(OpenedDevice::Shown { device, info: *export.info(), durability: export.durability(), leave })
+        Ok(OpenedDevice::Preview { device, info: *export.info(), durability: export.durability(), leave })
     }
 
     /// Keeps the device for its successor without a session's thread. Returns whether the device waits.
@@ -594,7 +594,7 @@ fn give_home(shared: &Arc<ExporterState>, handed_over: HandedOver) {
         Some(HandoverOutcome::Back(OpenedDevice::Block { device, give_back, .. }, _)) => give_back(device, now),
         Some(
             HandoverOutcome::Back(
-                OpenedDevice::Observer { .. } | OpenedDevice::Shown { .. } | OpenedDevice::Disk { .. },
+                OpenedDevice::Observer { .. } | OpenedDevice::Preview { .. } | OpenedDevice::Disk { .. },
                 _,
             )
             | HandoverOutcome::Over(_),

@@ -88,7 +88,7 @@ pub struct SessionEntryPeer {
 pub(crate) enum HandoverWait {
     #[default]
     Yes,
-    Told(HandoverOutcome),
+    Outcome(HandoverOutcome),
     Gone,
 }
 
@@ -203,7 +203,7 @@ impl SessionEntry {
             if matches!(*waiting, HandoverWait::Gone) {
                 return Some(handover_outcome);
             }
-            *waiting = HandoverWait::Told(handover_outcome);
+            *waiting = HandoverWait::Outcome(handover_outcome);
         }
         self.mailbox.wake();
         None
@@ -258,7 +258,7 @@ impl SessionEntry {
 
     pub(crate) fn handover_outcome(&self, next: HandoverWait) -> Option<HandoverOutcome> {
         match std::mem::replace(&mut *self.handover_outcome.lock().unwrap_or_else(PoisonError::into_inner), next) {
-            HandoverWait::Told(handover_outcome) => Some(handover_outcome),
+            HandoverWait::Outcome(handover_outcome) => Some(handover_outcome),
             HandoverWait::Yes | HandoverWait::Gone => None,
         }
     }

@@ -126,7 +126,7 @@ pub enum OpenedDevice {
         suspension: Option<SuspensionSwitch>,
     },
     /// A block device that another importer uses, shown to its future successor.
-    Shown {
+    Preview {
         /// The device, for reading.
         device: Box<dyn BlockDevice>,
         /// What the device will be when the successor has it.
@@ -187,7 +187,7 @@ impl OpenedDevice {
                 let block = ServedBlock::new(number, device, durability, give_back).with_credit(credit);
                 behind(suspension, Box::new(block.inheritable(pass_on).timed_by(clock).counted_by(count)))
             }
-            OpenedDevice::Shown { device, info, durability, leave } => {
+            OpenedDevice::Preview { device, info, durability, leave } => {
                 let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
                 Box::new(block.with_credit(credit).promising(info).timed_by(clock).counted_by(count))
             }

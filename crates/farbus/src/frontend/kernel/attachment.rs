@@ -225,8 +225,8 @@ impl<R: KernelRelay> KernelAttachment<R> {
         };
         let is_durable = self.relay.close();
         self.relayed.usb_swap.iter().for_each(UsbSwap::finish);
-        match end.map_or(AttachmentEnd::Asked, ended_by) {
-            AttachmentEnd::Asked | AttachmentEnd::Released if !is_durable => {
+        match end.map_or(AttachmentEnd::Requested, ended_by) {
+            AttachmentEnd::Requested | AttachmentEnd::Released if !is_durable => {
                 AttachmentEnd::Undurable("the last writes may not be durable".into())
             }
             ended => ended,

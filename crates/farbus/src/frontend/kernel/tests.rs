@@ -289,7 +289,7 @@ fn swaps_and_returns(grace: Duration) {
     bench.handle.end();
     assert_ne!(bench.kernel.answer(waiting).status, UrbStatus::Ok, "its answer is that it ended");
     ["first", "second"].iter().for_each(|device| bench.wait_until_free(device));
-    assert!(matches!(bench.end(), AttachmentEnd::Asked));
+    assert!(matches!(bench.end(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn device_of_a_third_host_takes_the_place_and_gives_it_back() {
         bench.swap_to(&first).unwrap();
         assert_eq!((bench.handle.replaced_by(), bench.state("first")), (None, "in use".to_owned()));
         assert_eq!(bench.kernel.coding(), CODING);
-        assert!(matches!(bench.end(), AttachmentEnd::Asked));
+        assert!(matches!(bench.end(), AttachmentEnd::Requested));
     }
 }
 
@@ -348,7 +348,7 @@ fn device_of_this_machine_takes_the_place_is_reset_with_the_port_and_ends_with_i
         bench.swap_to(&first).unwrap();
         assert_ne!(bench.kernel.coding(), CODING, "what was told before the reset is forgotten");
         bench.swap_here(SerialGadget::device(UsbSpeed::High), "usb:1-3").unwrap();
-        assert!(matches!(bench.end(), AttachmentEnd::Asked));
+        assert!(matches!(bench.end(), AttachmentEnd::Requested));
     }
 }
 
@@ -373,7 +373,7 @@ fn other_device_is_refused_and_given_back_and_the_kernel_keeps_its_own() {
     let (waiting, sent) = (bench.kernel.ask(), bench.kernel.send(b"still here"));
     assert_eq!(bench.kernel.answer(sent).status, UrbStatus::Ok);
     assert_eq!(&*bench.kernel.answer(waiting).payload.contiguous(), b"still here");
-    assert!(matches!(bench.end(), AttachmentEnd::Asked));
+    assert!(matches!(bench.end(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn attachment_that_ends_while_its_device_is_exchanged_gives_both_back() {
     ["first", "second"].iter().for_each(|device| bench.wait_until_free(device));
     bench.kernel.until(|| !swap.is_running());
     assert!(swap.status().unwrap().failure.is_some(), "and the swap has failed");
-    assert!(matches!(bench.end(), AttachmentEnd::Asked));
+    assert!(matches!(bench.end(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn attachment_ends_soon_although_a_twin_is_waited_for_that_never_answers() {
     // It waits for that host now, for 10 s.
     let _waits = silent.accept().unwrap();
     let begun = WallInstant::now();
-    assert!(matches!(bench.end(), AttachmentEnd::Asked));
+    assert!(matches!(bench.end(), AttachmentEnd::Requested));
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
 }
 
@@ -451,7 +451,7 @@ fn replacement_process_tells_a_twin_what_the_kernel_told_before() {
     let sent = bench.kernel.send(b"still");
     assert_eq!(bench.kernel.answer(sent).status, UrbStatus::Ok);
     assert_eq!(&*bench.kernel.answer(waiting).payload.contiguous(), b"still", "and was asked again");
-    assert!(matches!(bench.end(), AttachmentEnd::Asked));
+    assert!(matches!(bench.end(), AttachmentEnd::Requested));
 }
 
 #[test]
@@ -509,6 +509,6 @@ fn isochronous_stream_goes_on_from_device_to_device() {
             assert!(WallInstant::now() < until, "it brings no data");
             last = ask(&mut bench.kernel);
         }
-        assert!(matches!(bench.end(), AttachmentEnd::Asked));
+        assert!(matches!(bench.end(), AttachmentEnd::Requested));
     }
 }

@@ -330,7 +330,7 @@ impl NbdServer {
     pub fn run(mut self) -> AttachmentEnd {
         let ended = loop {
             if self.stop.hears() {
-                break AttachmentEnd::Asked;
+                break AttachmentEnd::Requested;
             }
             if let Some(asker) = self.save_requester.requested()
                 && self.part(asker) == SaveDecision::Go
@@ -358,7 +358,7 @@ impl NbdServer {
             self.unflushed.get_or_insert(error.to_string());
         }
         match (ended, self.unflushed) {
-            (AttachmentEnd::Asked | AttachmentEnd::Released, Some(why)) => {
+            (AttachmentEnd::Requested | AttachmentEnd::Released, Some(why)) => {
                 warn!("the last writes may not be durable: {why}");
                 AttachmentEnd::Undurable(format!("the last writes may not be durable: {why}"))
             }
@@ -743,7 +743,7 @@ impl NbdServer {
         drop(interests);
 
         if farewell.is_none() && ready[0] && self.stop.was_asked() {
-            return Ok(Some(AttachmentEnd::Asked));
+            return Ok(Some(AttachmentEnd::Requested));
         }
         if at_watched.is_some_and(|at| ready[at]) {
             return Ok(Some(AttachmentEnd::Lost("the exporter ended the connection, or the way to it broke".into())));

@@ -22,14 +22,14 @@ pub const GRACE: Duration = Duration::from_secs(20);
 /// timer of a kernel runs.
 pub const GRACE_DISK: Duration = Duration::from_secs(60);
 
-/// How a [`Client`](super::ImporterClient) takes devices.
+/// How an [`ImporterClient`](super::ImporterClient) takes devices.
 ///
 /// ```
 /// use std::time::Duration;
-/// use farbus::client::{Client, ClientConfig};
+/// use farbus::client::{ClientConfig, ImporterClient};
 ///
 /// let config = ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() };
-/// let client = Client::new(config);
+/// let client = ImporterClient::new(config);
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientConfig {

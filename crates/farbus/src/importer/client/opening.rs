@@ -751,7 +751,7 @@ impl ImporterClient {
             native::AttachmentEndCause::Network => lost(&target.address, std::io::Error::other(what)),
             native::AttachmentEndCause::Refused
             | native::AttachmentEndCause::Stale
-            | native::AttachmentEndCause::Asked
+            | native::AttachmentEndCause::Requested
             | native::AttachmentEndCause::Class
             | native::AttachmentEndCause::Module
             | native::AttachmentEndCause::Reservation => ClientError::Untrusted { address: target.to_string(), what },

@@ -377,7 +377,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
             self.hand_over_to(successor, done);
         }
         if self.end().is_none() && self.stop_signal.was_asked() {
-            self.remote.handle_over(AttachmentEndCause::Asked, "given up here", done);
+            self.remote.handle_over(AttachmentEndCause::Requested, "given up here", done);
         }
         // While it has a link there is no such moment, and the clock need not be read.
         let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
@@ -464,7 +464,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
     /// Ends here a device that was handed over without its user's requests: it does not come back. Waits a moment until
     /// the exporter has heard of it.
     fn part_with_device(&mut self, done: &mut A::Done) {
-        self.remote.handle_over(AttachmentEndCause::Asked, HANDED_OVER, done);
+        self.remote.handle_over(AttachmentEndCause::Requested, HANDED_OVER, done);
         let (until, mut is_asked) = (self.clock.now() + FAREWELL_TIME_MAX, false);
         while self.session.is_linked() && self.clock.now() < until {
             let lane = self.session.lane_mut();

@@ -535,7 +535,7 @@ mod tests {
         first.note_link(false);
         assert!(for_a_front_end.unlinked().is_some());
         attachment.follow(&second);
-        let end = AttachmentEndNotice { cause: AttachmentEndCause::Asked, message: "given back".into() };
+        let end = AttachmentEndNotice { cause: AttachmentEndCause::Requested, message: "given back".into() };
         first.note_end(&end);
         assert_eq!((for_a_front_end.unlinked(), for_a_front_end.end()), (None, None), "it goes on with another disk");
         assert_eq!(for_a_front_end.migrate([7; 32]), Ok(()));

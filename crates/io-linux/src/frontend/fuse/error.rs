@@ -49,7 +49,7 @@ pub enum MountError {
     /// Only root mounts by itself; other users need FUSE's helper program, which is missing.
     NoHelper,
     /// The broker's message: it could not mount.
-    Told(String),
+    Broker(String),
     /// Any other error.
     Refused {
         /// The folder that was to be mounted over.
@@ -87,7 +87,7 @@ impl fmt::Display for MountError {
                 f,
                 "only root mounts without the program fusermount3; install it with `apt-get install fuse3`{UNMOUNTED}"
             ),
-            MountError::Told(what) => f.write_str(what),
+            MountError::Broker(what) => f.write_str(what),
             MountError::Refused { at, error } => write!(f, "cannot mount at {}: {error}{UNMOUNTED}", at.display()),
         }
     }

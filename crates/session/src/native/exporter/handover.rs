@@ -159,7 +159,7 @@ impl ExporterSession {
                 self.say_end(
                     FrameKind::Closed,
                     number,
-                    &AttachmentEndNotice { cause: AttachmentEndCause::Asked, message },
+                    &AttachmentEndNotice { cause: AttachmentEndCause::Requested, message },
                 );
             }
         }

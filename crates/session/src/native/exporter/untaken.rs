@@ -229,7 +229,7 @@ impl ExporterSession {
                 self.say_end(
                     FrameKind::Closed,
                     number,
-                    &AttachmentEndNotice { cause: AttachmentEndCause::Asked, message: String::new() },
+                    &AttachmentEndNotice { cause: AttachmentEndCause::Requested, message: String::new() },
                 );
             }
             return Ok(());
@@ -251,7 +251,7 @@ impl ExporterSession {
             }
             Some(_) => HANDED_OVER.to_owned(),
         };
-        self.say_end(FrameKind::Closed, number, &AttachmentEndNotice { cause: AttachmentEndCause::Asked, message });
+        self.say_end(FrameKind::Closed, number, &AttachmentEndNotice { cause: AttachmentEndCause::Requested, message });
         Ok(())
     }
 
