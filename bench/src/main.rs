@@ -112,7 +112,7 @@ enum BenchSubcommand {
     Peer {
         kind: PeerServerKind,
         /// Where to listen, what to be in front of, whom to flood
-        told: Option<String>,
+        words: Option<String>,
     },
     /// Be the program of `farbus run`
     #[command(hide = true, name = peers::inside::VERB)]
@@ -141,7 +141,7 @@ impl BenchCommandLine {
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Some(BenchSubcommand::Peer { kind, told: ref argument }) => {
+            Some(BenchSubcommand::Peer { kind, words: ref argument }) => {
                 peers::serve(kind, argument.as_deref()).map(|()| ExitCode::SUCCESS)
             }
             Some(BenchSubcommand::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),

@@ -190,9 +190,9 @@ fn sources(
 /// Becomes the program. If that fails, the parent is told why, and says it.
 pub fn become_program(
     parent: RawFd,
-    told: &usbfs::ProgramProcessSetup,
+    setup: &usbfs::ProgramProcessSetup,
     program: &[OsString],
 ) -> Result<(), CommandFailure> {
     let parent = inherited::take(parent).ok_or_else(|| CommandFailure::local("farbus itself starts this verb"))?;
-    std::process::exit(usbfs::become_program(parent, told, program).into());
+    std::process::exit(usbfs::become_program(parent, setup, program).into());
 }

@@ -408,7 +408,7 @@ impl DaemonConfig {
         }
         let page = file.page.as_ref().map(WantedPage::from_config).transpose()?;
         let files = file.directory_files;
-        let directory = file.directory.map(|said| DirectorySettings::from_config(said, files)).transpose()?;
+        let directory = file.directory.map(|value| DirectorySettings::from_config(value, files)).transpose()?;
         Ok(Self {
             listen,
             is_default_listen,
@@ -534,10 +534,10 @@ fn notes_from(
 /// Adds what is said of the devices of these names; there are none if farbus names the device, or never shares it.
 fn add_notes(
     all: &mut BTreeMap<String, DeviceNotes>,
-    said: SpannedNotes,
+    given: SpannedNotes,
     names: Vec<String>,
 ) -> Result<(), SpannedError> {
-    let Some((notes, span)) = said else { return Ok(()) };
+    let Some((notes, span)) = given else { return Ok(()) };
     if names.is_empty() {
         let message = "labels belong to a device that is shared under a name: name = \"NAME\"";
         return Err((Some(span), message.to_owned()));
@@ -563,8 +563,8 @@ fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<Stri
 }
 
 /// What is followed; [`FollowPolicy::any`] is warned of.
-fn follow_from(said: Option<&Spanned<FollowTable>>) -> Result<FollowPolicy, SpannedError> {
-    let Some(value) = said else { return Ok(FollowPolicy::default()) };
+fn follow_from(table: Option<&Spanned<FollowTable>>) -> Result<FollowPolicy, SpannedError> {
+    let Some(value) = table else { return Ok(FollowPolicy::default()) };
     let words = match value.get_ref() {
         FollowTable::One(word) => std::slice::from_ref(word),
         FollowTable::Many(words) => words.as_slice(),
@@ -696,10 +696,10 @@ fn module_from(word: &Spanned<String>) -> Result<ModuleSpec, SpannedError> {
 }
 
 /// Whether a module is a program or reads a file.
-pub fn needs_host(asked: &ModuleSpec) -> bool {
+pub fn needs_host(spec: &ModuleSpec) -> bool {
     let mut files = FileReadDetector::default();
-    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(asked), &mut files);
-    ModuleProgram::is_meant(asked) || (made.is_err() && files.is_read)
+    let made = PipelineRecipe::new(&ModuleCatalogue::builtin(), std::slice::from_ref(spec), &mut files);
+    ModuleProgram::is_meant(spec) || (made.is_err() && files.is_read)
 }
 
 /// Detects that a module reads a file. It reads none, and refuses to create any: such a file would begin anew with

@@ -61,7 +61,12 @@ enum HandoverMessage {
     /// Replacement: it has begun and dropped its rights.
     Here,
     /// Old: a listening socket, with its address in the configuration, or a passed socket that is not in use.
-    Listener { asked: Option<SocketAddr>, is_secure: bool, is_passed: bool },
+    Listener {
+        #[serde(rename = "asked")]
+        configured: Option<SocketAddr>,
+        is_secure: bool,
+        is_passed: bool,
+    },
     /// Old: the snapshot of an attachment of this manner. This many descriptors follow. The last of them may be the
     /// medium that its disk was moved to, or the passage to a broker for the host that has it now; a reader of a
     /// release that does not know such a snapshot refuses it.
@@ -241,7 +246,7 @@ impl ReplacementPassage {
     fn say_all(&self, passed_on: &OutgoingHandover) -> io::Result<()> {
         for PassedListener { address, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
-            let word = HandoverMessage::Listener { asked: *address, is_secure: *is_secure, is_passed };
+            let word = HandoverMessage::Listener { configured: *address, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
         for OutgoingAttachment { target, manner, save_reply } in &passed_on.leaving {
@@ -387,7 +392,7 @@ impl PredecessorPassage {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "nobody has so many attachments"));
             }
             match hear(&self.passage, until)? {
-                (HandoverMessage::Listener { asked: address, is_secure, is_passed }, Some(socket)) => {
+                (HandoverMessage::Listener { configured: address, is_secure, is_passed }, Some(socket)) => {
                     let listener =
                         if is_passed { TcpLinkListener::passed(socket.into()) } else { TcpLinkListener::over(socket) };
                     inherited.listeners.push(PassedListener { address, is_secure, listener });

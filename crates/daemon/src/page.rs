@@ -87,20 +87,20 @@ impl WantedPage {
     ///
     /// # Errors
     /// [`SpannedError`]: what may be said, and where.
-    pub fn from_config(said: &PageTable) -> Result<Self, SpannedError> {
-        fn parsed<T>(said: &Spanned<String>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, SpannedError> {
-            parse(said.get_ref()).map_err(|message| (Some(said.span()), message))
+    pub fn from_config(page_table: &PageTable) -> Result<Self, SpannedError> {
+        fn parsed<T>(value: &Spanned<String>, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, SpannedError> {
+            parse(value.get_ref()).map_err(|message| (Some(value.span()), message))
         }
-        let tls = said.tls.as_ref().map(|tls| parsed(tls, tls_address)).transpose()?;
-        let names = said.names.iter().map(|name| parsed(name, site_name)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(name) = said.names.first().filter(|_| tls.is_none()) {
+        let tls = page_table.tls.as_ref().map(|tls| parsed(tls, tls_address)).transpose()?;
+        let names = page_table.names.iter().map(|name| parsed(name, site_name)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(name) = page_table.names.first().filter(|_| tls.is_none()) {
             return Err((Some(name.span()), "names are for browsers of other machines: say tls = ADDRESS, too".into()));
         }
-        if let Some(name) = said.names.get(NAMES_MAX) {
+        if let Some(name) = page_table.names.get(NAMES_MAX) {
             return Err((Some(name.span()), format!("a page has {NAMES_MAX} names at most")));
         }
-        let address = parsed(&said.listen, str::parse)?;
-        Ok(Self { address, tls, names, is_sandboxed: said.sandbox })
+        let address = parsed(&page_table.listen, str::parse)?;
+        Ok(Self { address, tls, names, is_sandboxed: page_table.sandbox })
     }
 
     /// The arguments of the page's process.

@@ -407,7 +407,7 @@ impl TopologyLinks {
         let mut lines = JsonLineChannel::over(&line, TALK_TIME_MAX).map_err(failed)?;
         let mut told_news = 0;
         while let Some((news, message)) = self.next_to_say(epoch, link.to, told_news) {
-            lines.send(&HostQuestion::Topology { said: to_hex(&message) }).map_err(failed)?;
+            lines.send(&HostQuestion::Topology { message: to_hex(&message) }).map_err(failed)?;
             let answer = lines.receive().map_err(failed)?.ok_or("it has ended the connection")?;
             match serde_json::from_slice(&answer).map_err(|error| error.to_string())? {
                 HostAnswer::Topology(answer) => self.heard(epoch, link.to, &answer)?,

@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn saved_losses_and_cursors_tell_what_was_not_told_before() {
         let mut losses = LossCounter::default();
-        let (mut told, untold) = (losses.cursor(), losses.cursor());
+        let (mut cursor, untold) = (losses.cursor(), losses.cursor());
         losses.record(StoreError::Medium);
-        assert_eq!(losses.tell(&mut told), Err(StoreError::Medium));
+        assert_eq!(losses.tell(&mut cursor), Err(StoreError::Medium));
         let mut losses = LossCounter::restore(losses.count(), losses.last(), losses.told_to_nobody().is_none());
-        let [mut told, mut untold] = [told, untold].map(|cursor| LossCursor::restore(cursor.told_count()));
-        assert_eq!((losses.tell(&mut told), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
+        let [mut cursor, mut untold] = [cursor, untold].map(|cursor| LossCursor::restore(cursor.told_count()));
+        assert_eq!((losses.tell(&mut cursor), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
         assert_eq!(losses.tell(&mut untold), Ok(()));
         assert_eq!(losses.told_to_nobody(), None);
     }

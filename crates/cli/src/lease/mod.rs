@@ -236,7 +236,7 @@ pub fn run(args: Args) -> Result<(), CommandFailure> {
 
 /// Leases the devices, and runs the program if there is one.
 fn have(
-    asked: &several::LeaseTerms<'_>,
+    terms: &several::LeaseTerms<'_>,
     targets: &[DeviceTarget],
     query: &DeviceQuery,
     program: &[OsString],
@@ -245,12 +245,12 @@ fn have(
     let mut signals = Signals::new(signals).map_err(CommandFailure::local)?;
     let granted = match targets {
         // One device is waited for in its queue.
-        [target] => vec![request(asked, target, &mut signals)?],
-        targets => several::request(asked, targets, query, &mut signals)?,
+        [target] => vec![request(terms, target, &mut signals)?],
+        targets => several::request(terms, targets, query, &mut signals)?,
     };
-    let as_json = asked.output == several::LeaseOutput::Json;
+    let as_json = terms.output == several::LeaseOutput::Json;
     match &granted[..] {
-        _ if !program.is_empty() => holding::run(program, granted, asked.span, signals),
+        _ if !program.is_empty() => holding::run(program, granted, terms.span, signals),
         [one] if targets.len() == 1 => {
             print_outcome(as_json, &one.target, &one.answer, &format!("leased{}", until(&one.answer)))
         }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::model::Payload;
-use farbus_session::redir::usbredir::RedirStatus as Said;
+use farbus_session::redir::usbredir::RedirStatus;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -175,9 +175,9 @@ impl<'a> Lab<'a> {
         for (from, sender, receiver) in [(a, 0, 1), (b, 1, 0)] {
             let ends = [&mut one, &mut other];
             let given = ends[sender].bulk(10, RAW_OUT, 20_000, bytes(from).into());
-            assert_eq!((given.outcome, given.length), (Said::Success, 20_000));
+            assert_eq!((given.outcome, given.length), (RedirStatus::Success, 20_000));
             let read = ends[receiver].bulk(11, RAW_IN, 32_768, Payload::Empty);
-            assert_eq!((read.outcome, read.payload.into_vec()), (Said::Success, bytes(from)), "{a} to {b}");
+            assert_eq!((read.outcome, read.payload.into_vec()), (RedirStatus::Success, bytes(from)), "{a} to {b}");
         }
     }
 }

@@ -72,10 +72,10 @@ impl EtcdSettings {
     ///
     /// # Errors
     /// What is wrong, and where.
-    pub fn from_config(said: Spanned<Value>, files: Option<EtcdCredentials>) -> Result<Self, SpannedError> {
-        let span = said.span();
+    pub fn from_config(value: Spanned<Value>, files: Option<EtcdCredentials>) -> Result<Self, SpannedError> {
+        let span = value.span();
         let wrong = |message: String| (Some(span.clone()), message);
-        let table = table_of(said.into_inner()).map_err(wrong)?;
+        let table = table_of(value.into_inner()).map_err(wrong)?;
         let settings = parse(&table.at).map_err(wrong)?;
         let Self { is_encrypted, user, .. } = &settings;
         let next = match (is_encrypted, user, &table) {
@@ -114,8 +114,8 @@ impl EtcdSettings {
     ///
     /// # Errors
     /// A file cannot be read, or the password may be read by others.
-    pub fn read_files(config: &Path, said: &Value) -> io::Result<Option<Value>> {
-        let Ok(DirectoryTable { ca, certificate, key, password_file, .. }) = table_of(said.clone()) else {
+    pub fn read_files(config: &Path, value: &Value) -> io::Result<Option<Value>> {
+        let Ok(DirectoryTable { ca, certificate, key, password_file, .. }) = table_of(value.clone()) else {
             // It is reported by the process that parses all of it.
             return Ok(None);
         };

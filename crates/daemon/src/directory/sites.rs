@@ -134,8 +134,8 @@ impl SiteCatalogue {
 }
 
 /// The name of a host that is not paired: its own word, so that it looks like no paired host, with its key.
-pub fn name_of(said: &str, key: &str) -> String {
-    let name: String = shortened(said).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
+pub fn name_of(text: &str, key: &str) -> String {
+    let name: String = shortened(text).chars().map(|c| if c.is_whitespace() || c == '/' { '-' } else { c }).collect();
     format!("{name}({})", key.get(..8).unwrap_or(key))
 }
 

@@ -105,7 +105,7 @@ pub(super) enum BrokerRequest {
     /// Asks what is stored of a disk that a host moves to its own machine, after noting what was said, if anything.
     Retirement {
         device: DeviceId,
-        said: Option<RetirementStep>,
+        step: Option<RetirementStep>,
     },
     /// Reserves a count for the next lease of a device that is shared here.
     ReserveLease {

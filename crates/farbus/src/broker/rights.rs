@@ -224,7 +224,7 @@ impl BrokerServer {
             BrokerRequest::AttachedDevice { target } => self.attached_device(target),
             BrokerRequest::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
             BrokerRequest::Shared { devices } => self.shared(devices),
-            BrokerRequest::Retirement { device, said: step } => self.retirement(device, step),
+            BrokerRequest::Retirement { device, step } => self.retirement(device, step),
             BrokerRequest::ReserveLease { device, latest, above } => {
                 done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
             }
@@ -873,7 +873,7 @@ mod tests {
             BrokerRequest::NotesOf { device: None, name: "disk".into() },
             BrokerRequest::NotesOf { device: Some(random_device_id()), name: "disk".into() },
             BrokerRequest::NoteName { device: random_device_id(), name: "disk".into(), is_named: true },
-            BrokerRequest::Retirement { device: random_device_id(), said: Some(RetirementStep::Stays) },
+            BrokerRequest::Retirement { device: random_device_id(), step: Some(RetirementStep::Stays) },
             BrokerRequest::ReserveLease { device: random_device_id(), latest: 0, above: 0 },
             BrokerRequest::KeepLease { device: random_device_id(), lease: None },
             BrokerRequest::KeepBookings { device: random_device_id(), bookings: Vec::new() },

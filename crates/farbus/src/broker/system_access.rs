@@ -327,7 +327,7 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => retirement_of(device, step.as_ref()),
             SystemAccess::Through(broker) => {
-                broker.ask(&BrokerRequest::Retirement { device, said: step }, None).map(|(stored, _)| stored)
+                broker.ask(&BrokerRequest::Retirement { device, step }, None).map(|(stored, _)| stored)
             }
         }
     }

@@ -55,10 +55,10 @@ impl RetirementStep {
 pub fn retirement(
     folder: &HostFolder,
     device: DeviceId,
-    said: Option<&RetirementStep>,
+    noted_step: Option<&RetirementStep>,
 ) -> Result<Option<DiskRetirement>, StateError> {
     let now = || timestamp(SystemTime::now());
-    match said {
+    match noted_step {
         None => {}
         Some(RetirementStep::Moving { by, host }) => KnownLease::note_moving(folder, device, by, host, &now())?,
         Some(RetirementStep::Moved { by, host }) => KnownLease::note_moved(folder, device, by, host, &now())?,

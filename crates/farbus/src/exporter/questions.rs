@@ -82,7 +82,7 @@ fn answer_to(
                 devices,
             })
         }
-        HostQuestion::Topology { said: message } => match shared.serving.neighbourhood.get() {
+        HostQuestion::Topology { message } => match shared.serving.neighbourhood.get() {
             Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &message) {
                 Ok(answer) => HostAnswer::Topology(answer),
                 Err(why) => HostAnswer::Refused(why),

@@ -66,13 +66,13 @@ impl From<&HostAnnouncement> for MdnsAnnouncement {
 }
 
 impl From<MdnsAnnouncement> for HostAnnouncement {
-    fn from(told: MdnsAnnouncement) -> Self {
+    fn from(announcement: MdnsAnnouncement) -> Self {
         Self {
-            kind: if told.is_secure { AnnouncedProtocol::Secure } else { AnnouncedProtocol::Plain },
-            port: told.port,
-            addresses: told.addresses,
+            kind: if announcement.is_secure { AnnouncedProtocol::Secure } else { AnnouncedProtocol::Plain },
+            port: announcement.port,
+            addresses: announcement.addresses,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            fingerprint: told.fingerprint,
+            fingerprint: announcement.fingerprint,
         }
     }
 }

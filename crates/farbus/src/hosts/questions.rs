@@ -40,7 +40,8 @@ pub enum HostQuestion {
     /// hexadecimal digits, and asks for the same.
     Topology {
         /// All that the asking host has to say.
-        said: String,
+        #[serde(rename = "said")]
+        message: String,
     },
     /// Asks for something about the lease of a device.
     Lease {
@@ -189,7 +190,7 @@ mod tests {
         let question = HostQuestion::Explain { device: "disk".into(), reason: "x".into() };
         assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);
         assert_eq!(
-            serde_json::to_string(&HostQuestion::Topology { said: "00".into() }).unwrap(),
+            serde_json::to_string(&HostQuestion::Topology { message: "00".into() }).unwrap(),
             r#"{"ask":"topology","said":"00"}"#
         );
         assert_eq!(serde_json::to_string(&HostAnswer::Topology("00".into())).unwrap(), r#"{"topology":"00"}"#);

@@ -177,10 +177,10 @@ pub fn first(process: &ProcessStatus, device: &ProcessDevice) -> Option<String> 
 mod tests {
     use super::*;
     use crate::known::lab;
-    use crate::known::status::tests::{device as said, process};
+    use crate::known::status::tests::{device as device_of, process};
 
     fn offered(role: &str, device: Value) -> Vec<(&'static str, Option<String>)> {
-        let offers = of(&process(json!({ "role": role })), &said(device));
+        let offers = of(&process(json!({ "role": role })), &device_of(device));
         offers.into_iter().map(|offer| (offer.action, offer.command)).collect()
     }
 
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_line_has_words_in_capitals_in_place_of_what_is_missing() {
         let line = |role: &str, device: Value, action: &str| {
-            let offers = of(&process(json!({ "role": role })), &said(device));
+            let offers = of(&process(json!({ "role": role })), &device_of(device));
             offers.into_iter().find(|offer| offer.action == action).map(|offer| offer.line)
         };
         let shared = json!({ "name": "a b", "bus_id": "1-1", "state": "available", "medium": {} });
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn what_may_be_observed_is_offered_to_be_recorded_and_a_disk_is_not() {
         let observe = |role: &str, device: Value| {
-            let offers = of(&process(json!({ "role": role })), &said(device));
+            let offers = of(&process(json!({ "role": role })), &device_of(device));
             offers.into_iter().find(|offer| offer.action == "observe").map(|offer| (offer.command, offer.line))
         };
         let shared = |is_observable: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "is_observable": is_observable });
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_console_is_offered_where_there_is_one_or_may_be_one() {
         let console = |role: &str, device: Value| {
-            let offers = of(&process(json!({ "role": role })), &said(device));
+            let offers = of(&process(json!({ "role": role })), &device_of(device));
             offers.into_iter().find(|offer| offer.action == "console").map(|offer| (offer.command, offer.line))
         };
         let shared = |has_console: bool| json!({ "name": "a b", "bus_id": "1-1", "state": "in use", "has_console": has_console });
@@ -302,7 +302,7 @@ mod tests {
             let device = json!({
                 "name": "cam", "bus_id": "1-1", "state": "in use", "stream": stream, "is_observable": is_observable,
             });
-            let offers = of(&process(json!({ "role": "share", "address": "127.0.0.1:4000" })), &said(device));
+            let offers = of(&process(json!({ "role": "share", "address": "127.0.0.1:4000" })), &device_of(device));
             let is_shown = |offer: &Offer| offer.action == "picture" || offer.action == "observe";
             offers.into_iter().find(is_shown).map(|offer| offer.line)
         };
@@ -316,12 +316,12 @@ mod tests {
     fn most_likely_action_comes_first() {
         let first = |role: &str, state: &str| {
             let device = json!({ "name": "disk", "title": "lab3/disk", "state": state });
-            first(&process(json!({ "role": role })), &said(device))
+            first(&process(json!({ "role": role })), &device_of(device))
         };
         assert_eq!(first("share", "in use").as_deref(), Some("farbus release disk"));
         let of_two = json!({ "name": "disk", "bus_id": "1-1", "state": "in use", "called": "disk@7" });
         assert_eq!(
-            of(&process(json!({ "role": "share" })), &said(of_two))[0].command.as_deref(),
+            of(&process(json!({ "role": "share" })), &device_of(of_two))[0].command.as_deref(),
             Some("farbus release disk@7")
         );
         assert_eq!(first("share", "available"), None);

@@ -141,7 +141,7 @@ pub fn lab(status: &CombinedStatus, wanted: &DeviceListQuery) -> Value {
 }
 
 /// Adds every host that is known to what is said of this one and of those that are paired with it.
-pub fn hosts(said: Value, lab: &LabInventory) -> Value {
+pub fn hosts(own_status: Value, lab: &LabInventory) -> Value {
     let known = |host: &LabHost| {
         let (devices, used) = host.counts();
         let mut host = json!(host);
@@ -149,7 +149,7 @@ pub fn hosts(said: Value, lab: &LabInventory) -> Value {
         host.as_object_mut().map(|host| host.remove("devices"));
         KnownHost { host, devices, used }
     };
-    json!(Hosts { own: said, fingerprint: lab.own_key.as_deref(), known: lab.hosts.iter().map(known).collect() })
+    json!(Hosts { own: own_status, fingerprint: lab.own_key.as_deref(), known: lab.hosts.iter().map(known).collect() })
 }
 
 /// Whether a device is shared here.

@@ -85,13 +85,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::known::status::tests::{device, process as said};
+    use crate::known::status::tests::{device, process as process_of};
 
     #[test]
     fn rate_is_what_passed_between_two_answers() {
         let process = |bytes_in: u64| {
             let meters = json!({ "bytes_in": bytes_in, "bytes_out": 0 });
-            said(json!({ "pid": 7, "devices": [{ "name": "disk", "meters": meters }] }))
+            process_of(json!({ "pid": 7, "devices": [{ "name": "disk", "meters": meters }] }))
         };
         let disk = device(json!({ "name": "disk" }));
         let of = |rates: &TransferRates| rates.of(&process(0), &disk);
@@ -108,7 +108,7 @@ mod tests {
     fn traffic_of_a_session_is_that_of_its_links_and_each_has_a_rate() {
         let of = |second: u64| {
             let link = |lane: u64| json!({ "lane": lane, "bytes_in": second * 100 * (lane + 1), "bytes_out": 7 });
-            said(json!({ "pid": 7, "devices": [{ "name": "disk", "links": { "each": [link(0), link(1)] } }] }))
+            process_of(json!({ "pid": 7, "devices": [{ "name": "disk", "links": { "each": [link(0), link(1)] } }] }))
         };
         let first = TransferRates::since(&TransferRates::default(), &[of(0)], Duration::ZERO);
         let second = TransferRates::since(&first, &[of(1)], Duration::from_secs(1));

@@ -169,7 +169,7 @@ impl PageBrokerClient {
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let (answer_sender, answer) = oneshot::channel();
         self.waiting().insert(id, PendingQuestion { answer: answer_sender, _place: slot });
-        if !self.say(&ConfinedMessage::Asked { id, by: by.clone(), question }) {
+        if !self.say(&ConfinedMessage::Question { id, by: by.clone(), question }) {
             self.waiting().remove(&id);
             return Err(HttpRefusal::of(StatusCode::PAYLOAD_TOO_LARGE, "this is too much to be asked at once"));
         }

@@ -70,7 +70,7 @@ pub enum ConfinedMessage {
         still_has: Option<String>,
     },
     /// It asks something for a client.
-    Asked {
+    Question {
         /// Comes back with the answer.
         id: u64,
         /// For whom it asks.
@@ -356,7 +356,7 @@ mod tests {
             let Ok(message) = serde_json::from_str::<ConfinedMessage>(&line) else { return };
             let again = serde_json::from_str::<ConfinedMessage>(&serde_json::to_string(&message).unwrap()).unwrap();
             // A fraction in a body may change its last digit.
-            let has_body = matches!(&message, ConfinedMessage::Asked { question: PageQuestion::Change { .. }, .. });
+            let has_body = matches!(&message, ConfinedMessage::Question { question: PageQuestion::Change { .. }, .. });
             assert!(has_body || again == message, "{line}");
         });
     }

@@ -293,7 +293,7 @@ impl ConfinedProcess {
                 followed.status.remove(&follow);
                 followed.events.remove(&follow);
             }),
-            ConfinedMessage::Asked { id, by, question } => {
+            ConfinedMessage::Question { id, by, question } => {
                 // What it follows and closes is in the order in which it says it; nothing else waits for anything.
                 if question.is_quick() {
                     self.answer(id, by, question).await;
@@ -780,7 +780,7 @@ mod tests {
             let held: Vec<_> = std::iter::from_fn(|| half.slots.try_take(&by(2, None), None)).collect();
             assert!(!held.is_empty());
             let hosts_question =
-                |id, client| ConfinedMessage::Asked { id, by: by(client, None), question: PageQuestion::Hosts };
+                |id, client| ConfinedMessage::Question { id, by: by(client, None), question: PageQuestion::Hosts };
             // Neither waits, and what is said after it is heard.
             half.handle(hosts_question(1, 2)).await;
             half.handle(hosts_question(2, 1)).await;

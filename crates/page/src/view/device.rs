@@ -168,12 +168,12 @@ impl DeviceLocator {
     }
 
     /// Its latency over time, which the script loads again when there is a further second.
-    fn latency(&self, device: Option<&ProcessDevice>, said: Option<&Seconds>) -> Markup {
+    fn latency(&self, device: Option<&ProcessDevice>, seconds_kept: Option<&Seconds>) -> Markup {
         let second = device.and_then(ProcessDevice::latency).map(|latency| latency.second).unwrap_or_default();
         let role = self.role.as_deref().map(|role| format!("&role={}", encoded(role))).unwrap_or_default();
         let at = format!("/device/{}/latency?name={}{role}", self.pid, encoded(&self.name));
         html! {
-            @if let Some(seconds) = said {
+            @if let Some(seconds) = seconds_kept {
                 (plots("latency", "Latency over time"))
                 div id="latency-history" data-live=(at) data-follows="latency" data-shown=(second) { (over_time(seconds)) }
             }

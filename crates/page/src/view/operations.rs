@@ -312,7 +312,7 @@ mod tests {
 
     use super::*;
     use crate::known::status::RunningSwap;
-    use crate::known::status::tests::{device as said, process as a_process, status};
+    use crate::known::status::tests::{device as device_of, process as a_process, status};
 
     const OWNER: ViewReader<'static> = ViewReader { back: "/", may: PageScope::Own };
 
@@ -339,12 +339,12 @@ mod tests {
             recording(1, "mouse", (7, "mouse"), "done", None),
         ]));
         let process = a_process(json!({ "pid": 7, "role": "share", "address": "127.0.0.1:3240" }));
-        let keyboard = said(json!({ "name": "keyboard", "bus_id": "1-1" }));
+        let keyboard = device_of(json!({ "name": "keyboard", "bus_id": "1-1" }));
         let html = recordings(&status, &process, &keyboard, OWNER).into_string();
         assert_eq!(html.matches("<li ").count(), 2, "{html}");
         assert!(html.contains("kill 77") && html.matches("<button class=\"do\"").count() == 1, "{html}");
         assert!(html.contains("href=\"/api/v1/operations/3/recording\""), "{html}");
-        assert_eq!(recordings(&status, &process, &said(json!({ "name": "disk" })), OWNER).into_string(), "");
+        assert_eq!(recordings(&status, &process, &device_of(json!({ "name": "disk" })), OWNER).into_string(), "");
         // Another process has a device of the same name.
         let other =
             recordings(&status, &a_process(json!({ "pid": 8, "role": "share" })), &keyboard, OWNER).into_string();
@@ -366,7 +366,7 @@ mod tests {
                 "progress": { "bytes": 1200, "is_full": false }, "is_recorded": is_recorded,
             }]))
         };
-        let (status, device) = (console("running", Some(77), true), said(json!({ "name": "serial" })));
+        let (status, device) = (console("running", Some(77), true), device_of(json!({ "name": "serial" })));
         let process = a_process(json!({ "pid": 7, "role": "share" }));
         let html = consoles(&status, &process, &device, OWNER).into_string();
         assert!(html.contains("id=\"console-5\" data-number=\"1200\"") && html.contains("kill 77"), "{html}");
@@ -396,7 +396,8 @@ mod tests {
             "id": 1, "action": "swap", "subject": "disk", "on": { "pid": 7, "name": "disk" }, "command": "farbus swap disk --to=block:/b", "by": "page",
             "state": "running", "begun": "", "pid": 9, "swap": progress,
         });
-        let (process, device) = (a_process(json!({ "pid": 7 })), said(json!({ "name": "disk", "state": "in use" })));
+        let (process, device) =
+            (a_process(json!({ "pid": 7 })), device_of(json!({ "name": "disk", "state": "in use" })));
         let mut status = with(json!([operation]));
         let of_page = moves(&status, &process, &device, OWNER).into_string();
         assert!(of_page.contains("max=\"8000000\" value=\"2000000\""), "{of_page}");
@@ -421,7 +422,7 @@ mod tests {
     #[test]
     fn a_migration_is_drawn_as_the_step_that_its_device_is_in() {
         let device =
-            |state: &str| said(json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 }));
+            |state: &str| device_of(json!({ "name": "disk", "title": "lab3/disk", "state": state, "hold_ms": 4000 }));
         let none = ProcessStatus::default();
         let drawn = |state: &str| moves(&with(json!([])), &none, &device(state), OWNER).into_string();
         assert_eq!((drawn("attached"), drawn("held")), (String::new(), String::new()), "nobody migrates it");
@@ -445,8 +446,8 @@ mod tests {
                 json!({ "from": "usb:1-1", "to": "<rack>", "state": state, "begun": "2026-01-01T00:00:00Z" });
             moved.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             match name {
-                "swap" => said(json!({ "name": "scope", "bus_id": "1-1", "state": "in use", "swap": moved })),
-                _ => said(json!({ "name": "scope", "state": "attached", "migration": moved })),
+                "swap" => device_of(json!({ "name": "scope", "bus_id": "1-1", "state": "in use", "swap": moved })),
+                _ => device_of(json!({ "name": "scope", "state": "attached", "migration": moved })),
             }
         };
         let running = json!({ "phase": "switching", "total_bytes": 0, "elapsed_s": 2.0 });
@@ -462,7 +463,7 @@ mod tests {
             assert!(html.contains("failed:") && html.contains("it was &lt;cancelled&gt;"), "{html}");
             assert!(html.contains("type: this") && !html.contains("<progress"), "{html}");
         }
-        let waits = said(json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 }));
+        let waits = device_of(json!({ "name": "a", "bus_id": "1-1", "successor": "rack", "successor_left_ms": 1200 }));
         let html = moves(&none, &process, &waits, OWNER).into_string();
         assert!(html.contains("<bdi>rack</bdi> has 2 s to attach it"), "{html}");
     }
@@ -491,8 +492,8 @@ mod tests {
             "id": 1, "action": "observe", "on": { "pid": 7, "name": "a" }, "command": evil, "by": evil, "state": "failed",
             "begun": evil, "failure": { "attribute": "local", "message": evil },
         }]));
-        let html =
-            recordings(&status, &a_process(json!({ "pid": 7 })), &said(json!({ "name": "a" })), OWNER).into_string();
+        let html = recordings(&status, &a_process(json!({ "pid": 7 })), &device_of(json!({ "name": "a" })), OWNER)
+            .into_string();
         assert!(!html.contains("<script") && !html.contains('\u{202e}') && html.contains("&lt;script"), "{html}");
     }
 }

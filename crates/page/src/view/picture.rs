@@ -102,7 +102,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::known::status::tests::{device as said, process, status};
+    use crate::known::status::tests::{device as device_of, process, status};
 
     const OWNER: ViewReader<'static> = ViewReader { back: "/", may: PageScope::Own };
 
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_picture_is_drawn_while_its_operation_runs_and_has_one() {
         let progress = json!({ "pictures": 9, "width": 640, "height": 480, "per_second": 3.96, "type": "image/png" });
-        let device = said(json!({ "name": "cam" }));
+        let device = device_of(json!({ "name": "cam" }));
         let status = with(operation("running", progress.clone()));
         let html = pictures(&status, &process(json!({ "pid": 7 })), &device, OWNER).into_string();
         assert!(html.contains("640 × 480, 4.0 pictures a second") && html.contains("kill 77"), "{html}");
@@ -152,7 +152,8 @@ mod tests {
                 .contains("It has ended: <bdi>nobody has looked")
         );
         assert_eq!(
-            pictures(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "disk" })), OWNER).into_string(),
+            pictures(&status, &process(json!({ "pid": 7 })), &device_of(json!({ "name": "disk" })), OWNER)
+                .into_string(),
             ""
         );
     }
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn it_is_said_how_a_picture_can_be_seen_that_is_not_offered() {
         let (none, process) = (status(json!([])), ProcessStatus::default());
-        let html_of = |device: Value| pictures(&none, &process, &said(device), OWNER).into_string();
+        let html_of = |device: Value| pictures(&none, &process, &device_of(device), OWNER).into_string();
         assert!(html_of(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480" })).contains("--observable"));
         assert_eq!(
             html_of(json!({ "name": "cam", "bus_id": "1", "stream": "rgb24 640x480", "is_observable": true })),
@@ -178,18 +179,18 @@ mod tests {
             let progress =
                 json!({ "pictures": number, "width": number, "height": number, "per_second": rate, "ended": evil });
             let status = with(operation("running", progress));
-            let html =
-                pictures(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "cam" })), OWNER).into_string();
+            let html = pictures(&status, &process(json!({ "pid": 7 })), &device_of(json!({ "name": "cam" })), OWNER)
+                .into_string();
             assert!(!html.contains("<script") && !html.contains('\u{202e}'), "{html}");
             assert!(
-                images(&status, &process(json!({ "pid": 7 })), &said(json!({ "name": "cam" })), OWNER).is_empty(),
+                images(&status, &process(json!({ "pid": 7 })), &device_of(json!({ "name": "cam" })), OWNER).is_empty(),
                 "{number}"
             );
         }
         let mut named = operation("running", json!({ "pictures": 1, "width": 8, "height": 8 }));
         named["subject"] = json!(evil);
         named["on"]["name"] = json!(evil);
-        let drawn = images(&with(named), &process(json!({ "pid": 7 })), &said(json!({ "name": evil })), OWNER);
+        let drawn = images(&with(named), &process(json!({ "pid": 7 })), &device_of(json!({ "name": evil })), OWNER);
         assert!(drawn.len() == 1 && !drawn[0].1.0.contains("<script"), "{drawn:?}");
     }
 }

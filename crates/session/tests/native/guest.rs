@@ -23,7 +23,7 @@ use farbus_session::redir::{CAPS, FROZEN_MAGIC, FrozenRedirStream, RedirHost};
 use farbus_wire::native::control::{
     AttachmentClass, AttachmentEndCause, AttachmentEndNotice, AttachmentMode, OpenRequest, SuccessorOpenRequest,
 };
-use farbus_wire::native::{OutboundMessage as Said, ReceivedFrame};
+use farbus_wire::native::{OutboundMessage, ReceivedFrame};
 
 use crate::random::Random;
 use crate::usb::record;
@@ -252,7 +252,7 @@ impl ImporterAttachment for GuestHost {
         self.remote(|remote, done| remote.handle_over(cause, message, done));
     }
 
-    fn poll_message(&mut self) -> Option<Said> {
+    fn poll_message(&mut self) -> Option<OutboundMessage> {
         self.remote(|remote, _| remote.poll_message())
     }
 

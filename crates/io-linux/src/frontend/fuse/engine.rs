@@ -180,7 +180,7 @@ impl FuseEngine {
         (engine.keeps, engine.is_asked) = (true, true);
         engine.handles = FuseHandles::restore(&state.handles);
         engine.disk.show_open(engine.handles.open());
-        for request in &state.asked {
+        for request in &state.requests {
             let what = pending.get(&BlockId(request.id));
             let zeroes = matches!(what, Some((BlockOp::Discard | BlockOp::WriteZeroes, ..)));
             let is_right = what.is_some()
@@ -241,7 +241,7 @@ impl FuseEngine {
             next_id: self.next_id,
             begun: self.begun,
             durable: self.durable,
-            asked: requests.collect(),
+            requests: requests.collect(),
             handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];

@@ -27,7 +27,8 @@ pub(super) struct FuseDiskSnapshot {
     pub next_id: u64,
     pub begun: u64,
     pub durable: u64,
-    pub asked: Vec<SavedFuseRequest>,
+    #[serde(rename = "asked")]
+    pub requests: Vec<SavedFuseRequest>,
     #[serde(default)]
     pub handles: SavedHandles,
 }
@@ -88,7 +89,7 @@ mod tests {
             next_id: 7,
             begun: 4,
             durable: 3,
-            asked: vec![request],
+            requests: vec![request],
             handles: SavedHandles::default(),
         };
         let bytes = state.to_bytes(b"device").unwrap();
@@ -108,7 +109,7 @@ mod tests {
         for text in [of_0_1_0, &later] {
             let bytes = [&(text.len() as u32).to_le_bytes(), text.as_bytes(), b"device"].concat();
             let (state, device) = FuseDiskSnapshot::from_bytes(&bytes).unwrap();
-            assert_eq!((state.next_id, state.asked[0].unique, device), (7, Some(9), &b"device"[..]));
+            assert_eq!((state.next_id, state.requests[0].unique, device), (7, Some(9), &b"device"[..]));
         }
     }
 }
