@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use farbus_control::daemon::{ReloadReport, RestartReport};
 use farbus_control::failure::FailureKind;
 use farbus_daemon::{DaemonOptions, LoadedConfig, serve};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
@@ -162,31 +163,28 @@ fn restart(interrupt: bool, json: bool) -> Result<(), CommandFailure> {
         say(done);
         return Ok(());
     }
-    let kept = done["kept"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let (kept, sessions) = (kept.collect::<Vec<_>>().join(", "), &done["sessions"]);
-    say(format!("process {} goes on, with [{kept}] attached, and with {sessions} sessions of its users", done["pid"]));
+    let RestartReport { pid, kept, sessions, .. } = serde_json::from_value(done).map_err(CommandFailure::local)?;
+    let kept = kept.join(", ");
+    say(format!("process {pid} goes on, with [{kept}] attached, and with {sessions} sessions of its users"));
     Ok(())
 }
 
 fn reload(adopt: Option<String>, json: bool) -> Result<(), CommandFailure> {
-    let changes = ask_daemon(&Question::Reload { adopt: adopt.clone() })?;
-    if adopt.is_some() && changes["adopted"].is_null() {
+    let answer = ask_daemon(&Question::Reload { adopt: adopt.clone() })?;
+    let changes: ReloadReport = serde_json::from_value(answer.clone()).map_err(CommandFailure::local)?;
+    if adopt.is_some() && changes.adopted.is_none() {
         let what = "the daemon that runs is of an earlier release, and adopts nothing";
         return Err(CommandFailure::new(FailureKind::Refused, format!("{what}\n  type: farbus daemon restart")));
     }
     if json {
-        return print_json(&changes);
+        return print_json(&answer);
     }
-    let words = |of: &str| -> Vec<String> {
-        let names = changes[of].as_array().into_iter().flatten();
-        names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
-    };
-    let (added, removed) = (words("added"), words("removed"));
+    let ReloadReport { added, removed, adopted } = changes;
     say(match added.is_empty() && removed.is_empty() {
         true => "reloaded: nothing changed".to_owned(),
         false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
     });
-    if let Some(target) = changes["adopted"].as_str() {
+    if let Some(target) = adopted {
         say(format!("{target}: the device that is there now is attached"));
     }
     Ok(())

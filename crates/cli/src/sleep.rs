@@ -5,10 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::importer::client::FailureKind;
+use farbus_control::daemon::{SleepReport, WakeReport};
 use farbus_io_linux::sys::vhci::{PortState, Vhci};
 use farbus_io_linux::usb::{SharingObstacle, UsbInventory};
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::CommandFailure;
 use super::output::say;
@@ -18,11 +20,11 @@ const FREE_TIME_MAX: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// The answers of all daemons on this machine.
-fn ask(question: &Question) -> Result<Vec<Value>, CommandFailure> {
+fn ask<T: DeserializeOwned>(question: &Question) -> Result<Vec<T>, CommandFailure> {
     let mut answers = Vec::new();
     for (_, answer) in ask_all(question).map_err(CommandFailure::local)? {
         match answer {
-            Answer::Ok(value) => answers.push(value),
+            Answer::Ok(value) => answers.push(serde_json::from_value(value).map_err(CommandFailure::local)?),
             Answer::Unknown => {}
             Answer::Refused(why) => return Err(CommandFailure::new(FailureKind::Refused, why)),
             Answer::Failed(failure) => return Err(CommandFailure::new(failure.attribute, failure.message)),
@@ -61,7 +63,7 @@ pub fn sleep(json: bool) -> Result<(), CommandFailure> {
     let is_held = |(port, bus_id): (u32, Option<String>)| Some((port, held.get(&bus_id?)?.clone()));
     let held: BTreeMap<u32, String> = ports_in_use().into_iter().filter_map(is_held).collect();
     let answers = ask(&Question::Sleep { held: held.keys().copied().collect() })?;
-    let asleep: Vec<&Value> = answers.iter().filter_map(|answer| answer["asleep"].as_array()).flatten().collect();
+    let asleep: Vec<String> = answers.into_iter().flat_map(|SleepReport { asleep }| asleep).collect();
     let until = Instant::now() + FREE_TIME_MAX;
     while ports_in_use().keys().any(|port| !held.contains_key(port)) && Instant::now() < until && !asleep.is_empty() {
         thread::sleep(GLANCE);
@@ -75,8 +77,7 @@ pub fn sleep(json: bool) -> Result<(), CommandFailure> {
     if json {
         say(json!({ "asleep": asleep, "stays": stays }));
     } else {
-        let names: Vec<&str> = asleep.iter().filter_map(|name| name.as_str()).collect();
-        say(format!("let go of [{}] until 'farbus daemon wake'", names.join(", ")));
+        say(format!("let go of [{}] until 'farbus daemon wake'", asleep.join(", ")));
     }
     match stays.is_empty() {
         true => Ok(()),
@@ -94,12 +95,11 @@ pub fn sleep(json: bool) -> Result<(), CommandFailure> {
 /// [`CommandFailure`].
 pub fn wake(json: bool) -> Result<(), CommandFailure> {
     let answers = ask(&Question::Wake)?;
-    let awake: Vec<&Value> = answers.iter().filter_map(|answer| answer["awake"].as_array()).flatten().collect();
+    let awake: Vec<String> = answers.into_iter().flat_map(|WakeReport { awake }| awake).collect();
     if json {
         say(json!({ "awake": awake }));
         return Ok(());
     }
-    let names: Vec<&str> = awake.iter().filter_map(|name| name.as_str()).collect();
-    say(format!("[{}] is attached again, as soon as its exporter answers", names.join(", ")));
+    say(format!("[{}] is attached again, as soon as its exporter answers", awake.join(", ")));
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::importer::client::FailureKind;
+use farbus_control::topology::TopologyStatus;
 use farbus_io_net::local::control_socket::{Answer, Question, TopologyAct, ask_in_turn};
 use serde_json::Value;
 
@@ -94,10 +95,19 @@ pub fn run(args: &Args) -> Result<(), CommandFailure> {
     }
 }
 
+/// What a daemon answers: as it was sent, for programs, and as it is understood here.
+struct TopologyAnswer {
+    value: Value,
+    status: TopologyStatus,
+}
+
 /// The answer of the daemon on this machine. If a daemon ends without an answer, asks its replacement.
-fn ask(act: TopologyAct) -> Result<Value, CommandFailure> {
+fn ask(act: TopologyAct) -> Result<TopologyAnswer, CommandFailure> {
     match ask_in_turn(&Question::Topology { act }).map_err(CommandFailure::local)? {
-        Answer::Ok(value) => Ok(value),
+        Answer::Ok(value) => {
+            let status = serde_json::from_value(value.clone()).map_err(CommandFailure::local)?;
+            Ok(TopologyAnswer { value, status })
+        }
         Answer::Refused(why) => Err(CommandFailure::new(FailureKind::Refused, why)),
         Answer::Failed(failure) => Err(CommandFailure::new(failure.attribute, failure.message)),
         Answer::Unknown => Err(CommandFailure::new(
@@ -110,25 +120,25 @@ fn ask(act: TopologyAct) -> Result<Value, CommandFailure> {
 fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), CommandFailure> {
     let before = ask(TopologyAct::Status)?;
     if let Some(file) = file {
-        install(file, &before)?;
+        install(file, &before.status)?;
     }
     let until = Instant::now() + patience;
-    let mut status = ask(TopologyAct::Up)?;
-    while status["state"] == "coming" && Instant::now() < until {
+    let mut answer = ask(TopologyAct::Up)?;
+    while answer.status.state == "coming" && Instant::now() < until {
         thread::sleep(GLANCE);
-        status = ask(TopologyAct::Status)?;
+        answer = ask(TopologyAct::Status)?;
     }
-    show(&status, json)?;
-    match status["state"].as_str() {
-        Some("up") => Ok(()),
-        Some("no plan") => {
-            let what = format!("there is no plan at {}", word(&status["plan"]));
+    show(&answer, json)?;
+    let TopologyStatus { state, plan, links, .. } = &answer.status;
+    match state.as_ref() {
+        "up" => Ok(()),
+        "no plan" => {
+            let what = format!("there is no plan at {}", plan.display());
             Err(CommandFailure::new(FailureKind::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
         }
         _ if patience.is_zero() => Ok(()),
         _ => {
-            let late: Vec<_> =
-                links(&status).filter(|link| link["is_up"] != true).map(|link| word(&link["to"])).collect();
+            let late: Vec<_> = links.iter().filter(|link| !link.is_up).map(|link| link.to.as_str()).collect();
             let what = match late.is_empty() {
                 true => "a neighbour has not said yet that it has this host's port".to_owned(),
                 false => format!("no link yet to {}", late.join(", ")),
@@ -140,9 +150,9 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Command
 }
 
 /// Writes the plan where the daemon looks for it, atomically.
-fn install(file: &Path, status: &Value) -> Result<(), CommandFailure> {
+fn install(file: &Path, status: &TopologyStatus) -> Result<(), CommandFailure> {
     let (text, planned) = plan::read(file)?;
-    let host = word(&status["host"]);
+    let host = status.host.as_str();
     if planned.host(host).is_none() {
         let names = planned.names.join(", ");
         return Err(CommandFailure::local(format!(
@@ -150,7 +160,7 @@ fn install(file: &Path, status: &Value) -> Result<(), CommandFailure> {
             file.display()
         )));
     }
-    let plan = Path::new(word(&status["plan"]));
+    let plan = status.plan.as_path();
     if fs::read(plan).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
@@ -165,48 +175,37 @@ fn install(file: &Path, status: &Value) -> Result<(), CommandFailure> {
     write().map_err(cannot)
 }
 
-fn word(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-fn listed(value: &Value) -> String {
-    value.as_array().into_iter().flatten().map(word).collect::<Vec<_>>().join(", ")
-}
-
-fn links(status: &Value) -> impl Iterator<Item = &Value> {
-    status["links"].as_array().into_iter().flatten()
-}
-
-fn show(status: &Value, json: bool) -> Result<(), CommandFailure> {
+fn show(answer: &TopologyAnswer, json: bool) -> Result<(), CommandFailure> {
     if json {
-        return print_json(status);
+        return print_json(&answer.value);
     }
-    let leads = if status["is_leader"] == true { ", a leader" } else { "" };
-    say(format!("{}{leads}: {}   ({})", word(&status["host"]), word(&status["state"]), word(&status["plan"])));
-    if links(status).next().is_none() {
+    let TopologyStatus { state, host, plan, links, part } = &answer.status;
+    let leads = if part.as_ref().is_some_and(|part| part.is_leader) { ", a leader" } else { "" };
+    say(format!("{host}{leads}: {state}   ({})", plan.display()));
+    if links.is_empty() {
         return Ok(());
     }
     let mut rows = table(&["to", "link", "is", "end here", "state"]);
-    for link in links(status) {
-        let is = if link["is_up"] == true { "up" } else { "coming" };
-        let at = match word(&link["at"]) {
-            "" => word(&link["state"]).to_owned(),
-            at => format!("{} at {at}", word(&link["state"])),
+    for link in links {
+        let is = if link.is_up { "up" } else { "coming" };
+        let at = match link.at.as_deref() {
+            None | Some("") => link.state.clone(),
+            Some(at) => format!("{} at {at}", link.state),
         };
-        rows.add_row([word(&link["to"]), word(&link["role"]), is, word(&link["device"]), &at]);
+        rows.add_row([&link.to, link.role.as_ref(), is, &link.device, &at]);
     }
     print_table(&rows);
-    let waits_for = listed(&status["waits_for"]);
+    let waits_for = part.as_ref().map(|part| part.waits_for.join(", ")).unwrap_or_default();
     if !waits_for.is_empty() {
         say(format!("waits for {waits_for}"));
     }
-    for link in links(status) {
-        let troubles = [word(&link["trouble"]), word(&link["failure"]["message"])];
-        for trouble in troubles.into_iter().filter(|trouble| !trouble.is_empty()) {
-            say(format!("{}: {trouble}", word(&link["to"])));
+    for link in links {
+        let failure = link.failure.as_ref().map(|failure| &failure.message);
+        for trouble in link.trouble.iter().chain(failure).filter(|trouble| !trouble.is_empty()) {
+            say(format!("{}: {trouble}", link.to));
         }
     }
-    if let Some(stray) = status["stray"].as_str() {
+    if let Some(stray) = part.as_ref().and_then(|part| part.stray.as_ref()) {
         say(format!("{stray} has this host's debug port and should not"));
     }
     Ok(())

@@ -51,6 +51,67 @@ impl FailedDevice {
     }
 }
 
+/// What changed when a daemon read its configuration again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct ReloadReport {
+    /// The devices that are shared or attached now and were not, by name or target.
+    pub added: Vec<String>,
+    /// The devices that are not any more.
+    pub removed: Vec<String>,
+    /// The target whose device was adopted; null if none was to be. Absent in answers of 0.1.0.
+    pub adopted: Option<String>,
+}
+
+/// How a daemon passed what it does to another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct RestartReport {
+    /// The number of the process that goes on.
+    pub pid: u32,
+    /// The targets that stay attached.
+    pub kept: Vec<String>,
+    /// How many sessions of importers stay.
+    pub sessions: usize,
+    /// What could not be passed on, with the reasons: its users got errors.
+    pub interrupted: Vec<String>,
+    /// How long everything stood still, in milliseconds.
+    pub still_ms: u64,
+}
+
+/// What a daemon detached so that the machine can sleep.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct SleepReport {
+    /// The targets that are detached until the machine wakes.
+    pub asleep: Vec<String>,
+}
+
+/// What a daemon attaches again after sleep.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct WakeReport {
+    /// The targets that are attached again, as soon as their exporters answer.
+    pub awake: Vec<String>,
+}
+
+/// What a host may have of all devices of a directory, as it was written there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct DirectoryLimitReport {
+    /// The host's key, as the directory has it.
+    pub key: String,
+    /// How many devices it may lease at a time; null: any number.
+    pub devices: Option<u32>,
+    /// For how long at most, in seconds; null: for any time.
+    pub for_s: Option<u64>,
+}
+
 /// Where a daemon's page is, in its status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]

@@ -38,4 +38,5 @@ pub mod schema;
 pub mod session;
 pub mod share;
 pub mod swap;
+pub mod topology;
 pub mod units;

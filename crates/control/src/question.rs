@@ -187,9 +187,8 @@ pub enum Question {
         #[serde(rename = "again", default, skip_serializing_if = "std::ops::Not::not")]
         is_again: bool,
     },
-    /// Daemon: stops sharing a device: `{"unshared":[NAME…],"until_reload":B}`. `until_reload` says whether the
-    /// configuration names the device: the next reload shares it again. Refused while somebody uses it, unless `force`
-    /// is true. A `farbus share` that has the device refuses: its end is the end of the share.
+    /// Daemon: stops sharing a device. Refused while somebody uses it, unless `force` is true. A `farbus share` that has
+    /// the device refuses: its end is the end of the share.
     Unshare {
         /// Name or bus id.
         device: String,
@@ -230,9 +229,7 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
-    /// Daemon: reads the configuration again. Answers what changed:
-    /// `{"added":[TARGET…],"removed":[TARGET…],"adopted":TARGET}`; `adopted` is null without `adopt`, and absent in
-    /// answers of an earlier release. Refused if the device to adopt is attached; failed (`gone`) if there is no such
+    /// Daemon: reads the configuration again. Answers what changed. Refused if the device to adopt is attached; failed (`gone`) if there is no such
     /// attachment.
     Reload {
         /// An attachment (name or `HOST[:PORT]/DEVICE`) takes whichever device is there now, and keeps to that one. Or
@@ -241,9 +238,7 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         adopt: Option<String>,
     },
-    /// Daemon: a replacement process takes over, of the program that is on disk now:
-    /// `{"pid":PID,"kept":[TARGET…],"sessions":N,"interrupted":[TEXT…],"still_ms":N}`, which is what stays attached,
-    /// the number of sessions of importers, and how long both stood still until the old process handed them over.
+    /// Daemon: a replacement process takes over, of the program that is on disk now.
     /// Refused if an attachment or a reader of frames would be lost, unless `interrupt` is true. Failed if the
     /// replacement does not start; then nothing has changed. Takes a second, and 30 s at most.
     Restart {
@@ -251,8 +246,8 @@ pub enum Question {
         #[serde(default)]
         interrupt: bool,
     },
-    /// Daemon: brings up, takes down or shows the links between this host and others. Answers their state: see *Links
-    /// between hosts*. Refused without `[topology]` in the configuration.
+    /// Daemon: brings up, takes down or shows the links between this host and others. Answers their state.
+    /// Refused without `[topology]` in the configuration.
     Topology {
         /// What to do.
         act: TopologyAct,
@@ -282,14 +277,14 @@ pub enum Question {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         for_s: Option<u64>,
     },
-    /// Daemon: detaches what is attached to the kernel, because this machine is about to sleep:
-    /// `{"asleep":[TARGET…]}`. The kernel refuses to sleep while remote devices are plugged in.
+    /// Daemon: detaches what is attached to the kernel, because this machine is about to sleep.
+    /// The kernel refuses to sleep while remote devices are plugged in.
     Sleep {
         /// Ports whose devices this machine uses, which stay attached.
         #[serde(default)]
         held: BTreeSet<u32>,
     },
-    /// Daemon: attaches the devices again, because this machine has woken: `{"awake":[TARGET…]}`.
+    /// Daemon: attaches the devices again, because this machine has woken.
     Wake,
     /// Share, daemon: a keyboard types a text.
     Type {

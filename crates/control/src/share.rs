@@ -25,6 +25,17 @@ pub struct ShareReport {
     pub saved: Option<PathBuf>,
 }
 
+/// What is not shared any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(default)]
+pub struct UnshareReport {
+    /// The devices, by their names.
+    pub unshared: Vec<String>,
+    /// Whether the configuration names them: the next reload shares them again.
+    pub until_reload: bool,
+}
+
 /// A device that is shared now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]

@@ -1,6 +1,6 @@
 //! What the owner's commands `farbus share` and `farbus unshare` ask of the daemon.
 
-use farbus_control::share::{ListeningPlace, ShareReport};
+use farbus_control::share::{ListeningPlace, ShareReport, UnshareReport};
 use farbus_io_net::local::control_socket::Answer;
 use farbus_io_net::local::passed_files::PassedFiles;
 use serde_json::json;
@@ -95,7 +95,6 @@ impl Supervisor {
                 has.unshared.insert(entry.clone());
             }
         }
-        let is_until_reload = entry.is_some();
-        Answer::Ok(json!({ "unshared": names, "until_reload": is_until_reload }))
+        Answer::Ok(json!(UnshareReport { until_reload: entry.is_some(), unshared: names }))
     }
 }

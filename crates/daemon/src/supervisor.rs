@@ -21,7 +21,7 @@ use farbus::hosts::mdns::MdnsProcess;
 use farbus::hosts::trust::TrustStore;
 use farbus::importer::client::{DeviceTarget, FailureKind, FailureReport, HOLD, name_of};
 use farbus_control::attachment::AttachmentStatus;
-use farbus_control::daemon::{DaemonStatus, FailedDevice};
+use farbus_control::daemon::{DaemonStatus, FailedDevice, ReloadReport, RestartReport, SleepReport, WakeReport};
 use farbus_control::failure::CommandFailure;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io_linux::service::ServiceNotifier;
@@ -44,7 +44,7 @@ use super::modules::ReadyModules;
 use super::page::DaemonPage;
 use super::requested::RequestedShares;
 use super::spec::DaemonShare;
-use super::topology_links::{HostView, TopologyLinks};
+use super::topology_links::{HostView, LinkAttachment, TopologyLinks};
 use super::topology_plan::plan_path;
 
 /// What commands may pass to this release of the daemon, besides images (docs/control.md).
@@ -327,9 +327,9 @@ impl Supervisor {
             return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
         };
         let mut status = self.joining.status(&SupervisorView::by(self, &has));
-        status["host"] = json!(joined.host);
-        status["plan"] = json!(plan_path(&self.path, &joined.plan));
-        Answer::Ok(status)
+        status.host.clone_from(&joined.host);
+        status.plan = plan_path(&self.path, &joined.plan);
+        Answer::Ok(json!(status))
     }
 
     fn offer_all(&self, has: &mut SupervisorState, changes: &mut SupervisorChanges) {
@@ -445,7 +445,7 @@ impl Supervisor {
             Question::Reload { adopt } => {
                 let reloaded = self.reload().and_then(|changes| {
                     let adopted = adopt.map(|device| self.adopt(&device)).transpose()?;
-                    Ok(json!({ "added": changes.added, "removed": changes.removed, "adopted": adopted }))
+                    Ok(json!(ReloadReport { added: changes.added, removed: changes.removed, adopted }))
                 });
                 reloaded.map_or_else(|failure| Answer::Failed(failure.report()), Answer::Ok)
             }
@@ -456,8 +456,8 @@ impl Supervisor {
                 Some(Ok(written)) => Answer::Ok(written),
                 Some(Err(failure)) => Answer::Failed(failure),
             },
-            Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
-            Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
+            Question::Sleep { held } => Answer::Ok(json!(SleepReport { asleep: self.sleep(&held) })),
+            Question::Wake => Answer::Ok(json!(WakeReport { awake: self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
             Question::Detach { device: None, .. } => Answer::Unknown,
             Question::Share { what, name, keep, is_again } => {
@@ -583,7 +583,7 @@ impl Supervisor {
         let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
         let (kept, sessions) = (taken.targets, taken.sessions.len());
         info!(pid, attachments = kept.len(), sessions, still_ms, "another process goes on in this one's place");
-        Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
+        Ok(json!(RestartReport { pid, kept: kept.into_iter().collect(), sessions, interrupted: torn, still_ms }))
     }
 
     /// Stops the attachments, passes them on, and drops those that the replacement continues. Returns these, and how
@@ -833,9 +833,9 @@ impl HostView for SupervisorView<'_> {
         self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
     }
 
-    fn attachment(&self, target: &DeviceTarget) -> Option<Value> {
+    fn attachment(&self, target: &DeviceTarget) -> Option<LinkAttachment> {
         let (status, failure) = self.has.attachments.get(&target.to_string())?.status();
-        Some(json!({ "state": status.state, "at": status.at, "failure": failure }))
+        Some(LinkAttachment { state: status.state.into_owned(), at: Some(status.at), failure })
     }
 
     fn is_attached(&self, target: &DeviceTarget) -> bool {

@@ -18,10 +18,11 @@ use farbus::frontend::AttachRequest;
 use farbus::hosts::questions::{HostAnswer, HostQuestion, JsonLineChannel};
 use farbus::hosts::trust::TrustStore;
 use farbus::importer::client::{ClientConfig, DeviceTarget, ImporterClient};
+use farbus_control::failure::FailureReport;
+use farbus_control::topology::{TopologyLinkStatus, TopologyPartStatus, TopologyStatus};
 use farbus_io_net::trust::Fingerprint;
 use farbus_realtime::topology::bring_up::{BringUp, BringUpAction};
 use farbus_realtime::topology::party::{BringUpMessageError, BringUpProtocol, MESSAGE_BYTES};
-use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::spec::DaemonShare;
@@ -84,11 +85,21 @@ struct NeighbourContact {
 }
 
 /// What is shared and attached on this host.
+/// What is known of an attachment of a link.
+pub struct LinkAttachment {
+    /// Its state, in a word.
+    pub state: String,
+    /// Where the device appears.
+    pub at: Option<String>,
+    /// Why it is not attached.
+    pub failure: Option<FailureReport>,
+}
+
 pub trait HostView {
     /// Whether the share of this name is offered.
     fn is_offered(&self, name: &str) -> bool;
     /// The status of this device's attachment; `None` if there is none.
-    fn attachment(&self, target: &DeviceTarget) -> Option<Value>;
+    fn attachment(&self, target: &DeviceTarget) -> Option<LinkAttachment>;
     /// Whether the device is attached, even if its link is lost at the moment.
     fn is_attached(&self, target: &DeviceTarget) -> bool;
     /// Whether an importer uses the device of this name, which is shared here.
@@ -178,37 +189,43 @@ impl ActiveTopology {
         neighbour.heard.is_none_or(|heard| heard.elapsed() >= MISSED_AFTER)
     }
 
-    fn status(&self, sight: &dyn HostView) -> Value {
+    fn status(&self, sight: &dyn HostView) -> TopologyStatus {
         let planned = &self.part.planned;
         let steps = BringUp::of(&planned.topology, self.part.me);
         let links = self.part.links.iter().map(|link| {
             let attached = sight.attachment(&link.attach.target);
             let neighbour = self.neighbours.get(&link.to);
             let trouble = neighbour.filter(|known| Self::is_missed(known)).and_then(|known| known.trouble.clone());
-            json!({
-                "to": planned.name(link.to),
-                "is_up": self.is_up(link, sight),
-                "peer": link.peer,
-                "role": link.role.as_str(),
-                "device": link.attach.target.to_string(),
-                "is_shared": link.shared.as_ref().map(|shared| sight.is_offered(&shared.name)),
-                "state": attached.as_ref().map_or(json!("not yet"), |attached| attached["state"].clone()),
-                "at": attached.as_ref().map(|attached| attached["at"].clone()),
-                "failure": attached.as_ref().map(|attached| attached["failure"].clone()),
-                "heard_s": neighbour.and_then(|known| known.heard).map(|heard| heard.elapsed().as_secs_f64()),
-                "trouble": trouble,
-            })
+            let is_up = self.is_up(link, sight);
+            let (state, at, failure) = match attached {
+                Some(LinkAttachment { state, at, failure }) => (state, at, failure),
+                None => ("not yet".to_owned(), None, None),
+            };
+            TopologyLinkStatus {
+                to: planned.name(link.to).to_owned(),
+                peer: link.peer.clone(),
+                role: link.role.as_str().into(),
+                is_up,
+                device: link.attach.target.to_string(),
+                is_shared: link.shared.as_ref().map(|shared| sight.is_offered(&shared.name)),
+                state,
+                at,
+                failure,
+                heard_s: neighbour.and_then(|known| known.heard).map(|heard| heard.elapsed().as_secs_f64()),
+                trouble,
+            }
         });
+        let links = links.collect();
         let waits_for: BTreeSet<u32> = self.party.waits_for().into_iter().collect();
-        json!({
-            "state": if self.is_complete { "up" } else { "coming" },
-            "is_leader": planned.topology.leaders().contains(&self.part.me),
-            "steps": steps.steps().len(),
-            "is_enabled": self.party.is_enabled(),
-            "waits_for": waits_for.iter().map(|host| planned.name(*host)).collect::<Vec<_>>(),
-            "stray": self.party.stray().map(|host| planned.name(host)),
-            "links": links.collect::<Vec<_>>(),
-        })
+        let part = TopologyPartStatus {
+            is_leader: planned.topology.leaders().contains(&self.part.me),
+            steps: steps.steps().len(),
+            is_enabled: self.party.is_enabled(),
+            waits_for: waits_for.iter().map(|host| planned.name(*host).to_owned()).collect(),
+            stray: self.party.stray().map(|host| planned.name(host).to_owned()),
+        };
+        let state = if self.is_complete { "up" } else { "coming" };
+        TopologyStatus { state: state.into(), links, part: Some(part), ..TopologyStatus::default() }
     }
 }
 
@@ -339,12 +356,15 @@ impl TopologyLinks {
         !waited.0.is_over
     }
 
-    /// The status of the links, for the owner.
-    pub fn status(&self, sight: &dyn HostView) -> Value {
+    /// The status of the links, for the owner, but for this host's name and the plan's path.
+    pub fn status(&self, sight: &dyn HostView) -> TopologyStatus {
         let state = self.state();
         match &state.following {
             Some(following) => following.status(sight),
-            None => json!({ "state": if state.is_down { "down" } else { "no plan" }, "links": [] }),
+            None => {
+                let state = if state.is_down { "down" } else { "no plan" };
+                TopologyStatus { state: state.into(), ..TopologyStatus::default() }
+            }
         }
     }
 

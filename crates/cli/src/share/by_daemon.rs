@@ -17,7 +17,7 @@ use farbus::hosts::questions::NOT_A_QUESTION;
 use farbus::hosts::trust::TrustStore;
 use farbus::importer::discovery::local_shares::place_of_daemon;
 use farbus_control::failure::FailureKind;
-use farbus_control::share::{ListeningPlace, ShareReport, SharedNow};
+use farbus_control::share::{ListeningPlace, ShareReport, SharedNow, UnshareReport};
 use farbus_daemon::check_config;
 use farbus_io_linux::store::FileStore;
 use farbus_io_linux::usb::{PluggedDevice, UsbDeviceSelector};
@@ -66,9 +66,9 @@ pub fn unshare(args: &UnshareArgs) -> Result<(), CommandFailure> {
     if *json {
         return print_json(&value);
     }
-    let names: Vec<&str> = value["unshared"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let until = if value["until_reload"] == true { ", until the next 'farbus daemon reload'" } else { "" };
-    say(format!("not shared any more: {}{until}", names.join(", ")));
+    let UnshareReport { unshared, until_reload } = serde_json::from_value(value).map_err(CommandFailure::local)?;
+    let until = if until_reload { ", until the next 'farbus daemon reload'" } else { "" };
+    say(format!("not shared any more: {}{until}", unshared.join(", ")));
     Ok(())
 }
 

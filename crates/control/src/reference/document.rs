@@ -5,6 +5,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::RecursiveTransform;
 use serde_json::{Map, Value, json};
 
+use crate::daemon::{DirectoryLimitReport, ReloadReport, RestartReport, SleepReport, WakeReport};
 use crate::descriptors::DescriptorTree;
 use crate::event::LatestEvents;
 use crate::lease::{LeaseAct, LeaseAnswer};
@@ -13,8 +14,9 @@ use crate::process::ProcessStatus;
 use crate::question::{Answer, Question};
 use crate::schema::{plain, plain_to_write};
 use crate::session::Seconds;
-use crate::share::ShareReport;
+use crate::share::{ShareReport, UnshareReport};
 use crate::swap::SwapStatus;
+use crate::topology::TopologyStatus;
 
 /// Where the schemas of types are in the document.
 pub const DEFINITIONS: &str = "$defs";
@@ -35,7 +37,7 @@ const WRITTEN: [SchemaEntry; 2] = [
     ("lease-act", SchemaGenerator::subschema_for::<LeaseAct>),
 ];
 /// What farbus writes; except for the answers themselves, by the name of the question whose answer it is.
-const READ: [SchemaEntry; 9] = [
+const READ: [SchemaEntry; 16] = [
     ("answer", SchemaGenerator::subschema_for::<Answer>),
     ("lease-answer", SchemaGenerator::subschema_for::<LeaseAnswer>),
     ("status", SchemaGenerator::subschema_for::<ProcessStatus>),
@@ -45,6 +47,13 @@ const READ: [SchemaEntry; 9] = [
     ("share", SchemaGenerator::subschema_for::<ShareReport>),
     ("label", SchemaGenerator::subschema_for::<DeviceNotes>),
     ("swap-status", SchemaGenerator::subschema_for::<SwapStatus>),
+    ("unshare", SchemaGenerator::subschema_for::<UnshareReport>),
+    ("reload", SchemaGenerator::subschema_for::<ReloadReport>),
+    ("restart", SchemaGenerator::subschema_for::<RestartReport>),
+    ("sleep", SchemaGenerator::subschema_for::<SleepReport>),
+    ("wake", SchemaGenerator::subschema_for::<WakeReport>),
+    ("topology", SchemaGenerator::subschema_for::<TopologyStatus>),
+    ("directory-limit", SchemaGenerator::subschema_for::<DirectoryLimitReport>),
 ];
 
 /// The document: the schemas of all types by name, and what is sent.

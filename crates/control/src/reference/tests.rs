@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use crate::daemon::{DirectoryLimitReport, ReloadReport, RestartReport, SleepReport, WakeReport};
 use crate::descriptors::DescriptorTree;
 use crate::event::{EventKind, LatestEvents};
 use crate::lease::{self, LeaseAct, LeaseAnswer};
@@ -15,8 +16,9 @@ use crate::question::{Answer, Question};
 use crate::reference::document::{DEFINITIONS, document, text};
 use crate::reference::tables;
 use crate::session::Seconds;
-use crate::share::ShareReport;
+use crate::share::{ShareReport, UnshareReport};
 use crate::swap::SwapStatus;
+use crate::topology::TopologyStatus;
 
 /// Set to write the documents instead of comparing them.
 const BLESS: &str = "FARBUS_BLESS";
@@ -48,7 +50,7 @@ fn again<T: Serialize + DeserializeOwned>(value: Value) -> Value {
 }
 
 /// Everything that is sent, by its name in the document.
-const ALL: [(&str, Again); 11] = [
+const ALL: [(&str, Again); 18] = [
     ("question", again::<Question>),
     ("lease-act", again::<LeaseAct>),
     ("answer", again::<Answer>),
@@ -60,6 +62,13 @@ const ALL: [(&str, Again); 11] = [
     ("share", again::<ShareReport>),
     ("label", again::<DeviceNotes>),
     ("swap-status", again::<SwapStatus>),
+    ("unshare", again::<UnshareReport>),
+    ("reload", again::<ReloadReport>),
+    ("restart", again::<RestartReport>),
+    ("sleep", again::<SleepReport>),
+    ("wake", again::<WakeReport>),
+    ("topology", again::<TopologyStatus>),
+    ("directory-limit", again::<DirectoryLimitReport>),
 ];
 
 fn path(name: &str) -> PathBuf {

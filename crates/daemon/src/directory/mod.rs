@@ -23,7 +23,7 @@ use farbus::devices::query::DeviceQuery;
 use farbus::exporter::share::Share;
 use farbus::exporter::state::lease_limits::{LeaseLimit, SiteLimit, SiteLimitSource};
 use farbus::hosts::trust::TrustStore;
-use farbus_control::daemon::{DirectoryStatus, TroubleStatus};
+use farbus_control::daemon::{DirectoryLimitReport, DirectoryStatus, TroubleStatus};
 use farbus_control::device::DeviceStatus;
 use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_directory::gateway::{EtcdCall, EtcdRefusal};
@@ -268,7 +268,7 @@ impl DirectoryService {
             limits::write(&mut members.with_time_max(LIMIT_TIME_MAX), &host, is_any.then_some(&record))
         });
         match written {
-            Ok(()) => Some(Ok(json!({ "key": host.as_str(), "devices": devices, "for_s": for_s }))),
+            Ok(()) => Some(Ok(json!(DirectoryLimitReport { key: host.as_str().to_owned(), devices, for_s }))),
             Err(trouble) => refused(FailureKind::Network, failure_text(&trouble)),
         }
     }
