@@ -16,6 +16,7 @@
 //! | `unsafe` | `unsafe` outside its folders |
 //! | `errno` | an error number of the operating system away from the edges |
 //! | `description` | a `lib.rs` that does not say what its crate is |
+//! | `docstring` | a docstring of one or two words, or one that begins *The same* |
 //! | `length` | a file, a function or a crate past its length, tests not counted |
 //! | `unfinished` | `todo!`, `unimplemented!`, `dbg!` |
 //! | `ignored` | a test that is never run |
@@ -36,6 +37,7 @@ mod architecture;
 mod arrows;
 mod banned;
 mod description;
+mod docstrings;
 mod folders;
 mod graph;
 mod length;
@@ -133,6 +135,7 @@ fn check(tree: &SourceTree) -> Result<Vec<Violation>, String> {
     violations.extend(proofs::check(tree, &sources));
     violations.extend(messages::check(tree, &sources));
     violations.extend(retired::check(&architecture, &sources));
+    violations.extend(docstrings::check(tree));
     violations.extend(retired::check_comments(&architecture, tree));
     violations.extend(retired::check_width(tree));
     violations.extend(names::check(&architecture, &sources));

@@ -187,8 +187,8 @@ pub enum Question {
         #[serde(rename = "again", default, skip_serializing_if = "std::ops::Not::not")]
         is_again: bool,
     },
-    /// Daemon: stops sharing a device. Refused while somebody uses it, unless `force` is true. A `farbus share` that has
-    /// the device refuses: its end is the end of the share.
+    /// Daemon: stops sharing a device. Refused while somebody uses it, unless `force` is true. A `farbus share` that
+    /// has the device refuses: its end is the end of the share.
     Unshare {
         /// Name or bus id.
         device: String,
@@ -229,8 +229,8 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
-    /// Daemon: reads the configuration again. Answers what changed. Refused if the device to adopt is attached; failed (`gone`) if there is no such
-    /// attachment.
+    /// Daemon: reads the configuration again. Answers what changed. Refused if the device to adopt is attached; failed
+    /// (`gone`) if there is no such attachment.
     Reload {
         /// An attachment (name or `HOST[:PORT]/DEVICE`) takes whichever device is there now, and keeps to that one. Or
         /// a share by port (name or `usb:BUSID`) stands for the device that is there now. A daemon of an earlier
