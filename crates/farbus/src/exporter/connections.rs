@@ -170,15 +170,15 @@ impl ConnectionHandler for ExporterState {
         self.sessions.accounts.of(PeerIdentity::Host(*host))
     }
 
-    fn receive(self: Arc<Self>, link: Link, guest: PairedPeer, protocol: LinkProtocol) -> io::Result<()> {
+    fn receive(self: Arc<Self>, link: Link, paired_peer: PairedPeer, protocol: LinkProtocol) -> io::Result<()> {
         let of_its_own = match protocol {
             LinkProtocol::Session => None,
             _ => Some(link.try_clone()?),
         };
-        let (peer, visitor) = (link.peer().to_owned(), PeerIdentity::Host(guest.fingerprint()));
+        let (peer, peer_identity) = (link.peer().to_owned(), PeerIdentity::Host(paired_peer.fingerprint()));
         let entered = match protocol {
-            LinkProtocol::Control => self.sessions.enter_questions(of_its_own, peer, Some(guest), visitor),
-            _ => self.sessions.enter(of_its_own, peer, Some(guest), visitor),
+            LinkProtocol::Control => self.sessions.enter_questions(of_its_own, peer, Some(paired_peer), peer_identity),
+            _ => self.sessions.enter(of_its_own, peer, Some(paired_peer), peer_identity),
         };
         let (number, session) = entered.inspect_err(|error| tell_why(&self, protocol, &link, error))?;
         match protocol {
@@ -229,13 +229,14 @@ pub fn recheck(shared: &ExporterState, trust: &TrustStore) {
         let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
         let names = registry.names();
         for session in shared.sessions.all() {
-            let Some(guest) = &session.guest else { continue };
+            let Some(paired_peer) = &session.paired_peer else { continue };
             let held = session.device().or_else(|| session.observes.get().cloned());
             let device = held.and_then(|bus_id| names.get(&bus_id));
-            let is_lent = device.is_some_and(|(name, _)| permissions.lent_to(session.visitor, name) == Some(true));
+            let is_lent =
+                device.is_some_and(|(name, _)| permissions.lent_to(session.peer_identity, name) == Some(true));
             let needed = device.filter(|_| !is_lent).map(|(name, id)| (registry.permitted_as(name), *id));
             let device = device.map(|(name, _)| name.as_str());
-            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, needed)) {
+            if !peers.as_ref().is_some_and(|peers| paired_peer.may_stay(peers, needed)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");
                 session.end();
             }

@@ -30,11 +30,11 @@ const REFUSAL_TIME_MAX: Duration = Duration::from_secs(1);
 /// # Errors
 /// The link was lost, or the host was silent for too long.
 pub fn answer(shared: &Arc<ExporterState>, session: &SessionEntry, link: &Link) -> io::Result<()> {
-    let Some(guest) = &session.guest else { return Ok(()) };
+    let Some(paired_peer) = &session.paired_peer else { return Ok(()) };
     let mut lines = JsonLineChannel::over(link, QUESTION_TIME_MAX)?;
     while let Some(line) = lines.receive()? {
         let answer = match serde_json::from_slice(&line) {
-            Ok(question) => answer_to(question, shared, session, guest),
+            Ok(question) => answer_to(question, shared, session, paired_peer),
             Err(error) => HostAnswer::Refused(format!("{NOT_A_QUESTION}{error}")),
         };
         lines.send(&answer)?;
@@ -58,19 +58,19 @@ fn answer_to(
     question: HostQuestion,
     shared: &Arc<ExporterState>,
     session: &SessionEntry,
-    guest: &PairedPeer,
+    paired_peer: &PairedPeer,
 ) -> HostAnswer {
     match question {
         HostQuestion::List => {
-            let mut devices = visible_to(shared, session, guest);
+            let mut devices = visible_to(shared, session, paired_peer);
             // The links of a session are not shown to other hosts.
             devices.iter_mut().for_each(|device| device.links = None);
             HostAnswer::Devices(devices)
         }
         HostQuestion::Status => {
-            let mut devices = visible_to(shared, session, guest);
+            let mut devices = visible_to(shared, session, paired_peer);
             for device in &mut devices {
-                if !is_user(shared, guest, &device.bus_id) {
+                if !is_user(shared, paired_peer, &device.bus_id) {
                     (device.links, device.meters) = (None, None);
                 }
             }
@@ -83,41 +83,41 @@ fn answer_to(
             })
         }
         HostQuestion::Topology { message } => match shared.serving.neighbourhood.get() {
-            Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &message) {
+            Some(neighbourhood) => match neighbourhood.hear(paired_peer.fingerprint(), &message) {
                 Ok(answer) => HostAnswer::Topology(answer),
                 Err(why) => HostAnswer::Refused(why),
             },
             None => HostAnswer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned()),
         },
-        HostQuestion::Lease { device, act } => match lease(shared, session, guest, &device, act) {
+        HostQuestion::Lease { device, act } => match lease(shared, session, paired_peer, &device, act) {
             Ok(answer) => HostAnswer::Lease(answer),
             Err(failure) => HostAnswer::Failed(failure),
         },
-        HostQuestion::Explain { device, reason } => match explain(shared, guest, &device, &reason) {
+        HostQuestion::Explain { device, reason } => match explain(shared, paired_peer, &device, &reason) {
             true => HostAnswer::Done,
             false => HostAnswer::Refused(format!("you do not use '{device}'")),
         },
     }
 }
 
-/// Does what the guest asks for about the lease of a device, if it may use the device.
+/// Does what the paired peer asks for about the lease of a device, if it may use the device.
 fn lease(
     shared: &Arc<ExporterState>,
     session: &SessionEntry,
-    guest: &PairedPeer,
+    paired_peer: &PairedPeer,
     device: &str,
     act: LeaseAct,
 ) -> Result<LeaseAnswer, FailureReport> {
     let ExporterState { registry, permissions, .. } = &**shared;
-    // A device that the guest may not use does not exist for it.
+    // A device that the paired peer may not use does not exist for it.
     let gone = || {
         let message = format!("no device called '{}' is shared with this host", shortened(device));
         FailureReport::new(FailureKind::Gone, message)
     };
     let bus_id = registry.bus_id_of(device).map_err(|_| gone())?;
     let name = registry.device_name(&bus_id).ok_or_else(gone)?;
-    let peer = guest.peer();
-    if !permissions.may_use(session.visitor, peer.as_ref(), &name) {
+    let peer = paired_peer.peer();
+    if !permissions.may_use(session.peer_identity, peer.as_ref(), &name) {
         return Err(gone());
     }
     let to = match &act {
@@ -130,37 +130,40 @@ fn lease(
     };
     let may_prefer =
         peer.is_some_and(|peer| peer.may_reserve_high(registry.permitted_as(&name), registry.id_of(&name)));
-    let asking = LeaseRequester { who: LeaseHost::paired(guest.identity().0), key: guest.fingerprint(), may_prefer };
+    let asking =
+        LeaseRequester { who: LeaseHost::paired(paired_peer.identity().0), key: paired_peer.fingerprint(), may_prefer };
     leasing::act(shared, &bus_id, &asking, act, to.map(|host| (LeaseHost::paired(&host.name), host.fingerprint)))
 }
 
-/// The status of the devices that the guest may use.
-fn visible_to(shared: &ExporterState, session: &SessionEntry, guest: &PairedPeer) -> Vec<DeviceStatus> {
-    let peer = guest.peer();
+/// The status of the devices that the paired peer may use.
+fn visible_to(shared: &ExporterState, session: &SessionEntry, paired_peer: &PairedPeer) -> Vec<DeviceStatus> {
+    let peer = paired_peer.peer();
     let mut devices = owner::status(shared);
-    devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+    devices.retain(|device| shared.permissions.may_use(session.peer_identity, peer.as_ref(), &device.name));
     // Where its owner moves it, why that failed, and what to type here is the owner's.
     devices.iter_mut().for_each(|device| device.swap = None);
     devices.iter_mut().filter_map(|device| device.another_in_port.as_mut()).for_each(|another| another.next.clear());
     for lease in devices.iter_mut().filter_map(|device| device.lease.as_mut()) {
-        lease.is_yours = lease.host == guest.identity().0;
+        lease.is_yours = lease.host == paired_peer.identity().0;
     }
     devices
 }
 
-/// Whether the guest itself uses the device with this bus id, and nobody else does.
-fn is_user(shared: &ExporterState, guest: &PairedPeer, bus_id: &str) -> bool {
+/// Whether the paired peer itself uses the device with this bus id, and nobody else does.
+fn is_user(shared: &ExporterState, paired_peer: &PairedPeer, bus_id: &str) -> bool {
     let holders = shared.sessions.holders_of(bus_id);
-    let is_its_own =
-        |session: &Arc<SessionEntry>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    let is_its_own = |session: &Arc<SessionEntry>| {
+        session.paired_peer.as_ref().is_some_and(|holder| holder.is_same_host(paired_peer))
+    };
     !holders.is_empty() && holders.iter().all(is_its_own)
 }
 
-/// Stores the reason why the guest needs a device, if one of its sessions holds it. Returns whether one does.
-fn explain(shared: &ExporterState, guest: &PairedPeer, device: &str, reason: &str) -> bool {
+/// Stores the reason why the paired peer needs a device, if one of its sessions holds it. Returns whether one does.
+fn explain(shared: &ExporterState, paired_peer: &PairedPeer, device: &str, reason: &str) -> bool {
     let Ok(bus_id) = shared.registry.bus_id_of(device) else { return false };
     let mut holders = shared.sessions.holders_of(&bus_id).into_iter();
-    let is_its_own =
-        |session: &Arc<SessionEntry>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    let is_its_own = |session: &Arc<SessionEntry>| {
+        session.paired_peer.as_ref().is_some_and(|holder| holder.is_same_host(paired_peer))
+    };
     holders.find(is_its_own).is_some_and(|session| shared.registry.lock().explain(&session.peer, reason))
 }

@@ -22,7 +22,7 @@ pub fn inherit(shared: &ExporterState, saved: &[u8], trust: Option<&TrustStore>)
     let restored = saved::restore(shared.serving.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
     let SavedSession { owner: SessionOwner { peer, credentials }, reservations, session, left } = restored;
     shared.reservations.ledger().expect(&reservations).map_err(|reject| wrong(reject.to_string()))?;
-    let (guest, visitor) = match credentials {
+    let (paired_peer, peer_identity) = match credentials {
         SessionCredentials::Host { fingerprint, name, address } => {
             let trust = trust.ok_or_else(|| wrong("paired hosts are not served any more".into()))?;
             (Some(PairedPeer::new(trust.clone(), fingerprint, name, address)), PeerIdentity::Host(fingerprint))
@@ -35,8 +35,8 @@ pub fn inherit(shared: &ExporterState, saved: &[u8], trust: Option<&TrustStore>)
         SessionCredentials::Address(address) => (None, PeerIdentity::from(address)),
     };
     let (number, caller) = match left.is_empty() {
-        true => shared.sessions.enter(None, peer, guest, visitor)?,
-        false => shared.sessions.enter_inherited(peer, guest, visitor)?,
+        true => shared.sessions.enter(None, peer, paired_peer, peer_identity)?,
+        false => shared.sessions.enter_inherited(peer, paired_peer, peer_identity)?,
     };
     let names: Vec<String> = left.iter().map(|left| left.open.name.clone()).collect();
     let pending = match shared.native.expect(caller, session, left) {

@@ -47,7 +47,7 @@ pub trait ConnectionHandler: Send + Sync + 'static {
     ///
     /// # Errors
     /// The host has too many connections or holds too much memory, or the system has no more descriptors.
-    fn receive(self: Arc<Self>, link: Link, guest: PairedPeer, protocol: LinkProtocol) -> io::Result<()>;
+    fn receive(self: Arc<Self>, link: Link, paired_peer: PairedPeer, protocol: LinkProtocol) -> io::Result<()>;
 }
 
 /// Accepts encrypted connections and passes those of paired hosts to its handler.
@@ -164,8 +164,8 @@ impl<H: ConnectionHandler> SecureListener<H> {
             return;
         }
         secured.link.set_peer(format!("{} ({from})", peer.name));
-        let guest = PairedPeer::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
-        if let Err(error) = Arc::clone(&self.handler).receive(secured.link, guest, secured.protocol) {
+        let paired_peer = PairedPeer::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
+        if let Err(error) = Arc::clone(&self.handler).receive(secured.link, paired_peer, secured.protocol) {
             warn!(%from, %error, "the connection was turned away");
         }
     }

@@ -62,16 +62,16 @@ impl MemoryAccounts {
     }
 
     /// Returns the account of a peer, which all its connections share; a new one if the peer holds nothing.
-    pub fn of(&self, visitor: PeerIdentity) -> Arc<MemoryAccount> {
-        self.find(MemoryAccountKey::Devices(visitor))
+    pub fn of(&self, peer_identity: PeerIdentity) -> Arc<MemoryAccount> {
+        self.find(MemoryAccountKey::Devices(peer_identity))
     }
 
     /// Returns the account that a peer's connections with questions share.
-    pub fn of_questions(&self, visitor: PeerIdentity) -> Arc<MemoryAccount> {
-        self.find(if visitor.is_known() {
-            MemoryAccountKey::Questions(visitor)
+    pub fn of_questions(&self, peer_identity: PeerIdentity) -> Arc<MemoryAccount> {
+        self.find(if peer_identity.is_known() {
+            MemoryAccountKey::Questions(peer_identity)
         } else {
-            MemoryAccountKey::Devices(visitor)
+            MemoryAccountKey::Devices(peer_identity)
         })
     }
 
@@ -84,7 +84,9 @@ impl MemoryAccounts {
         table.peers.retain(|(_, account)| account.strong_count() > 0);
         let account = match of {
             MemoryAccountKey::Questions(_) => MemoryAccount::of_questions(&table.process),
-            MemoryAccountKey::Devices(visitor) if visitor.is_known() => MemoryAccount::of_known_peer(&table.process),
+            MemoryAccountKey::Devices(peer_identity) if peer_identity.is_known() => {
+                MemoryAccount::of_known_peer(&table.process)
+            }
             MemoryAccountKey::Devices(_) => MemoryAccount::of_peer(&table.process),
         };
         table.peers.push((of, Arc::downgrade(&account)));
@@ -112,12 +114,13 @@ mod tests {
     #[test]
     fn connections_of_a_peer_share_one_account_that_ends_with_the_last() {
         let accounts = MemoryAccounts::default();
-        let visitor = |last| PeerIdentity::from(IpAddr::from([10, 0, 0, last]));
-        let (a, again, b) = (accounts.of(visitor(1)), accounts.of(visitor(1)), accounts.of(visitor(2)));
+        let peer_identity = |last| PeerIdentity::from(IpAddr::from([10, 0, 0, last]));
+        let (a, again, b) =
+            (accounts.of(peer_identity(1)), accounts.of(peer_identity(1)), accounts.of(peer_identity(2)));
         let taken = a.take(1000).unwrap();
         assert_eq!((again.used(), b.used()), (1000, 0));
         drop((taken, a, again));
-        assert_eq!(accounts.of(visitor(3)).used(), 0);
+        assert_eq!(accounts.of(peer_identity(3)).used(), 0);
         assert_eq!(accounts.table().peers.len(), 2, "the one that left is not kept");
     }
 }

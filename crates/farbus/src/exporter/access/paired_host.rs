@@ -15,7 +15,7 @@ pub struct PairedPeer {
 }
 
 impl PairedPeer {
-    /// Creates the guest for a link whose peer has proved `fingerprint`.
+    /// Creates the paired peer for a link whose peer has proved `fingerprint`.
     pub fn new(trust: TrustStore, fingerprint: Fingerprint, name: String, address: String) -> Self {
         Self { trust, fingerprint, name, address }
     }

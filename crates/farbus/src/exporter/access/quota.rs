@@ -112,7 +112,7 @@ impl PeerIdentity {
     }
 }
 
-/// Decides the class of a new connection of `visitor` among those that are `present`. A known peer may use
+/// Decides the class of a new connection of `peer_identity` among those that are `present`. A known peer may use
 /// `devices_max` devices, and have as many connections.
 ///
 /// Peers known by address only are counted against [`STRANGERS_MAX`], and known ones apart from them against
@@ -123,18 +123,18 @@ impl PeerIdentity {
 /// # Errors
 /// [`QuotaError`] if the connection is to be closed unread, or told so by its protocol.
 pub fn class_of_connection(
-    visitor: PeerIdentity,
+    peer_identity: PeerIdentity,
     devices_max: usize,
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<ConnectionClass, QuotaError> {
-    let is_known = visitor.is_known();
+    let is_known = peer_identity.is_known();
     let (mut all, mut own, mut surplus) = (0, 0, 0);
     let is_counted = |(who, class): &(PeerIdentity, ConnectionClass)| {
         who.is_known() == is_known && matches!(class, ConnectionClass::Own | ConnectionClass::Surplus)
     };
     for (who, class) in present.into_iter().filter(is_counted) {
         all += 1;
-        own += usize::from(who == visitor && class == ConnectionClass::Own);
+        own += usize::from(who == peer_identity && class == ConnectionClass::Own);
         surplus += usize::from(class == ConnectionClass::Surplus);
     }
     let (places, own_max, surplus_max) = match is_known {
@@ -152,18 +152,18 @@ pub fn class_of_connection(
     }
 }
 
-/// Whether one more connection with questions of `visitor` has a place among those that are `present`.
+/// Whether one more connection with questions of `peer_identity` has a place among those that are `present`.
 ///
 /// # Errors
 /// [`QuotaError::Full`]: there are as many of this peer, or of all.
 pub fn place_of_questions(
-    visitor: PeerIdentity,
+    peer_identity: PeerIdentity,
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<ConnectionClass, QuotaError> {
     let (mut all, mut own) = (0, 0);
     for (who, _) in present.into_iter().filter(|(_, class)| *class == ConnectionClass::Questions) {
         all += 1;
-        own += usize::from(who == visitor);
+        own += usize::from(who == peer_identity);
     }
     if all < QUESTIONS_MAX && own < QUESTIONS_OF_HOST_MAX {
         Ok(ConnectionClass::Questions)
@@ -172,25 +172,25 @@ pub fn place_of_questions(
     }
 }
 
-/// Whether `visitor` may use one more device, beside those that are `present`. For peers that are known by address
-/// only, their connections and their memory are the limit.
+/// Whether `peer_identity` may use one more device, beside those that are `present`. For peers that are known by
+/// address only, their connections and their memory are the limit.
 ///
 /// # Errors
 /// [`QuotaError::Devices`].
 pub fn may_use_another(
-    visitor: PeerIdentity,
+    peer_identity: PeerIdentity,
     devices_max: usize,
     present: impl IntoIterator<Item = (PeerIdentity, ConnectionClass)>,
 ) -> Result<(), QuotaError> {
     let is_its_own =
-        |(who, class): &(PeerIdentity, ConnectionClass)| *who == visitor && *class == ConnectionClass::Within;
+        |(who, class): &(PeerIdentity, ConnectionClass)| *who == peer_identity && *class == ConnectionClass::Within;
     let used = present.into_iter().filter(is_its_own).count();
-    if !visitor.is_known() || used < devices_max { Ok(()) } else { Err(QuotaError::Devices(devices_max)) }
+    if !peer_identity.is_known() || used < devices_max { Ok(()) } else { Err(QuotaError::Devices(devices_max)) }
 }
 
-/// The message to a surplus connection of `visitor`.
-pub fn refusal(visitor: PeerIdentity, devices_max: usize) -> String {
-    if visitor.is_known() { QuotaError::Devices(devices_max).to_string() } else { REFUSAL.to_owned() }
+/// The message to a surplus connection of `peer_identity`.
+pub fn refusal(peer_identity: PeerIdentity, devices_max: usize) -> String {
+    if peer_identity.is_known() { QuotaError::Devices(devices_max).to_string() } else { REFUSAL.to_owned() }
 }
 
 /// Limits how often the log reports refused connections, because outsiders must not be able to fill a log.
@@ -270,11 +270,15 @@ mod tests {
         PeerIdentity::Host(Fingerprint::from_bytes([number; 32]))
     }
 
-    /// Opens connections of `visitor` until it gets no place of its own. Returns how many it got.
-    fn fill(visitor: PeerIdentity, devices_max: usize, present: &mut Vec<(PeerIdentity, ConnectionClass)>) -> usize {
+    /// Opens connections of `peer_identity` until it gets no place of its own. Returns how many it got.
+    fn fill(
+        peer_identity: PeerIdentity,
+        devices_max: usize,
+        present: &mut Vec<(PeerIdentity, ConnectionClass)>,
+    ) -> usize {
         let before = present.len();
-        while class_of_connection(visitor, devices_max, present.iter().copied()) == Ok(ConnectionClass::Own) {
-            present.push((visitor, ConnectionClass::Own));
+        while class_of_connection(peer_identity, devices_max, present.iter().copied()) == Ok(ConnectionClass::Own) {
+            present.push((peer_identity, ConnectionClass::Own));
         }
         present.len() - before
     }

@@ -29,13 +29,13 @@ impl ExportOffers<Box<dyn Device>> for PeerOffers<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
         let ExporterState { registry, permissions, .. } = self.shared;
         let mut records = registry.lock().records(self.shared.serving.clock.now());
-        let visitor = self.session.visitor;
-        match &self.session.guest {
-            Some(guest) => {
-                let peer = guest.peer();
-                records.retain(|record| permissions.may_use(visitor, peer.as_ref(), name_of(record)));
+        let peer_identity = self.session.peer_identity;
+        match &self.session.paired_peer {
+            Some(paired_peer) => {
+                let peer = paired_peer.peer();
+                records.retain(|record| permissions.may_use(peer_identity, peer.as_ref(), name_of(record)));
             }
-            None => records.retain(|record| permissions.lent_to(visitor, name_of(record)) != Some(false)),
+            None => records.retain(|record| permissions.lent_to(peer_identity, name_of(record)) != Some(false)),
         }
         records
     }
@@ -70,23 +70,23 @@ impl PeerOffers<'_> {
         }
         let peer = &self.session.peer;
         let name = registry.device_name(bus_id);
-        let lent = name.as_ref().and_then(|name| permissions.lent_to(self.session.visitor, name));
-        match (lent, self.session.guest.as_ref().zip(name.as_ref())) {
+        let lent = name.as_ref().and_then(|name| permissions.lent_to(self.session.peer_identity, name));
+        match (lent, self.session.paired_peer.as_ref().zip(name.as_ref())) {
             (Some(true), _) => {}
             (Some(false), _) => {
                 info!(device = bus_id, peer, "refused: it is another host's alone");
                 permissions.record(self.session, AuditedUse::Attach, bus_id, Err("another host's alone"));
                 return Err(OpStatus::NoDevice);
             }
-            (None, Some((guest, device)))
-                if !guest.may_claim(device, registry.permitted_as(device), registry.id_of(device)) =>
+            (None, Some((paired_peer, device)))
+                if !paired_peer.may_claim(device, registry.permitted_as(device), registry.id_of(device)) =>
             {
                 return Err(OpStatus::NoDevice);
             }
             (None, _) => {}
         }
         if self.session.class == ConnectionClass::Surplus {
-            let why = quota::refusal(self.session.visitor, self.shared.sessions.accounts.devices_max());
+            let why = quota::refusal(self.session.peer_identity, self.shared.sessions.accounts.devices_max());
             warn!(device = bus_id, peer, "refused: {why}");
             permissions.record(self.session, AuditedUse::Attach, bus_id, Err(&why));
             return Err(OpStatus::NotAvailable);
@@ -102,9 +102,11 @@ impl PeerOffers<'_> {
     /// # Errors
     /// The limit that the peer has reached.
     pub fn check_limits(&self, bus_id: &str) -> Result<(), ExceededLeaseLimit> {
-        let Some(guest) = self.session.guest.as_ref().filter(|_| !self.session.is_successor()) else { return Ok(()) };
-        let bounds = self.shared.lease_limits.of(Some(&guest.fingerprint()));
-        let who = LeaseHost::paired(guest.identity().0);
+        let Some(paired_peer) = self.session.paired_peer.as_ref().filter(|_| !self.session.is_successor()) else {
+            return Ok(());
+        };
+        let bounds = self.shared.lease_limits.of(Some(&paired_peer.fingerprint()));
+        let who = LeaseHost::paired(paired_peer.identity().0);
         let now = self.shared.serving.clock.now();
         let mut registry = self.shared.registry.lock();
         // A host may attach what it has leased.

@@ -56,9 +56,9 @@ impl DeviceUse {
     ) -> Result<Self, native::AttachmentEndNotice> {
         let refused = |why: String| refusal(native::AttachmentEndCause::Refused, why);
         if caller.class == ConnectionClass::Surplus {
-            let why = quota::refusal(caller.visitor, shared.sessions.accounts.devices_max());
+            let why = quota::refusal(caller.peer_identity, shared.sessions.accounts.devices_max());
             warn!(device = open.name, peer, "refused: {why}");
-            caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, &why));
+            caller.paired_peer.iter().for_each(|paired_peer| paired_peer.record_refused(&open.name, &why));
             return Err(refused(why));
         }
         if let Ok(bus_id) = shared.registry.bus_id_of(&open.name)

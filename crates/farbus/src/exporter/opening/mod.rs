@@ -36,7 +36,7 @@ impl DeviceProvider for ExporterState {
     type Caller = SessionEntry;
 
     fn owner(caller: &SessionEntry) -> Option<PeerIdentity> {
-        Some(caller.visitor).filter(|visitor| visitor.is_known())
+        Some(caller.peer_identity).filter(|peer_identity| peer_identity.is_known())
     }
 
     fn allowance(caller: &SessionEntry) -> ConnectionAllowance {
@@ -159,11 +159,11 @@ impl DeviceProvider for ExporterState {
     }
 
     fn identity(caller: &SessionEntry) -> SessionOwner {
-        let credentials = match (&caller.guest, caller.visitor) {
-            (Some(guest), _) => {
-                let (name, address) = guest.identity();
+        let credentials = match (&caller.paired_peer, caller.peer_identity) {
+            (Some(paired_peer), _) => {
+                let (name, address) = paired_peer.identity();
                 SessionCredentials::Host {
-                    fingerprint: guest.fingerprint(),
+                    fingerprint: paired_peer.fingerprint(),
                     name: name.into(),
                     address: address.into(),
                 }
@@ -172,7 +172,7 @@ impl DeviceProvider for ExporterState {
             (None, PeerIdentity::Address(address) | PeerIdentity::Own(address, _)) => {
                 SessionCredentials::Address(address)
             }
-            (None, PeerIdentity::Host(_)) => unreachable!("a paired host is a guest"),
+            (None, PeerIdentity::Host(_)) => unreachable!("a paired host comes with its peer"),
         };
         SessionOwner { peer: caller.peer.clone(), credentials }
     }

@@ -35,8 +35,8 @@ pub struct SessionEntry {
     /// The peer, as people write it.
     pub peer: String,
     /// The paired host, if the peer proved a key.
-    pub guest: Option<PairedPeer>,
-    pub(crate) visitor: PeerIdentity,
+    pub paired_peer: Option<PairedPeer>,
+    pub(crate) peer_identity: PeerIdentity,
     pub(crate) class: ConnectionClass,
     /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
     pub account: Arc<MemoryAccount>,
@@ -72,9 +72,9 @@ pub struct SessionEntry {
 /// The peer of an entry, and what the entry shares with others of the same peer.
 pub struct SessionEntryPeer {
     /// The paired host, if the peer proved a key.
-    pub guest: Option<PairedPeer>,
+    pub paired_peer: Option<PairedPeer>,
     /// The peer that the entry is counted for.
-    pub visitor: PeerIdentity,
+    pub peer_identity: PeerIdentity,
     /// Its place among the connections.
     pub class: ConnectionClass,
     /// The account of its peer.
@@ -96,7 +96,7 @@ impl SessionEntry {
     /// What the peer has proved of itself: a key, a user of this machine, or where it is. It is the same on each of its
     /// connections.
     pub fn proof(&self) -> String {
-        match self.visitor {
+        match self.peer_identity {
             PeerIdentity::Host(fingerprint) => format!("key {fingerprint}"),
             PeerIdentity::User(user) | PeerIdentity::Own(_, user) => format!("user {user}"),
             PeerIdentity::Address(address) => format!("address {address}"),
@@ -108,15 +108,15 @@ impl SessionEntry {
     /// # Errors
     /// The system has no more descriptors.
     pub fn new(since: Instant, link: Option<Link>, peer: String, of: SessionEntryPeer) -> io::Result<Self> {
-        let SessionEntryPeer { guest, visitor, class, account, links } = of;
+        let SessionEntryPeer { paired_peer, peer_identity, class, account, links } = of;
         Ok(Self {
             since,
             link: OrderedMutex::new(link),
             is_told: AtomicBool::new(false),
             is_replaced: AtomicBool::new(false),
             peer,
-            guest,
-            visitor,
+            paired_peer,
+            peer_identity,
             class,
             account,
             taken: OrderedMutex::default(),
@@ -237,14 +237,14 @@ impl SessionEntry {
 
     /// The peer and place to count. `None` for an entry that was told to end and has no device.
     pub(crate) fn counted(&self) -> Option<(PeerIdentity, ConnectionClass)> {
-        (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.visitor, self.class))
+        (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.peer_identity, self.class))
     }
 
     /// Whether it is a link of a peer known by address only, without a device.
     pub(crate) fn is_idle(&self) -> bool {
         let has_device = self.bus_id.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let has_link = self.link.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        !self.visitor.is_known() && !has_device && has_link
+        !self.peer_identity.is_known() && !has_device && has_link
     }
 
     /// Ends an idle entry that did nothing for [`quota::IDLE_TIME`]. Returns whether this call ended it.

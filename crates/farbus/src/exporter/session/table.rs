@@ -76,12 +76,12 @@ impl SessionTable {
         &self,
         link: Option<Link>,
         peer: String,
-        guest: Option<PairedPeer>,
-        visitor: PeerIdentity,
+        paired_peer: Option<PairedPeer>,
+        peer_identity: PeerIdentity,
     ) -> io::Result<(u64, Arc<SessionEntry>)> {
-        let account = self.accounts.of(visitor);
+        let account = self.accounts.of(peer_identity);
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
-        self.enter_with((account, taken), link, peer, guest, visitor)
+        self.enter_with((account, taken), link, peer, paired_peer, peer_identity)
     }
 
     /// Enters a session of another process, which used devices there. Until it has them here, it counts as their user:
@@ -92,12 +92,12 @@ impl SessionTable {
     pub fn enter_inherited(
         &self,
         peer: String,
-        guest: Option<PairedPeer>,
-        visitor: PeerIdentity,
+        paired_peer: Option<PairedPeer>,
+        peer_identity: PeerIdentity,
     ) -> io::Result<(u64, Arc<SessionEntry>)> {
-        let account = self.accounts.of(visitor);
+        let account = self.accounts.of(peer_identity);
         let taken = account.take_fixed_for_device(CONNECTION_BYTES).map_err(io::Error::other)?;
-        self.enter_with((account, taken), None, peer, guest, visitor)
+        self.enter_with((account, taken), None, peer, paired_peer, peer_identity)
     }
 
     fn enter_with(
@@ -105,14 +105,18 @@ impl SessionTable {
         (account, taken): (Arc<MemoryAccount>, MemoryCharge),
         link: Option<Link>,
         peer: String,
-        guest: Option<PairedPeer>,
-        visitor: PeerIdentity,
+        paired_peer: Option<PairedPeer>,
+        peer_identity: PeerIdentity,
     ) -> io::Result<(u64, Arc<SessionEntry>)> {
         let devices_max = self.accounts.devices_max();
         let mut sessions = self.lock();
         let now = self.clock.now();
         let find = || {
-            quota::class_of_connection(visitor, devices_max, sessions.values().filter_map(|session| session.counted()))
+            quota::class_of_connection(
+                peer_identity,
+                devices_max,
+                sessions.values().filter_map(|session| session.counted()),
+            )
         };
         let class = match find() {
             // The oldest idle connection gives way.
@@ -120,7 +124,7 @@ impl SessionTable {
             class => class,
         };
         let class = class.map_err(io::Error::other)?;
-        let of = SessionEntryPeer { guest, visitor, class, account, links: SessionLinks::default() };
+        let of = SessionEntryPeer { paired_peer, peer_identity, class, account, links: SessionLinks::default() };
         let session = SessionEntry::new(now, link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
@@ -135,15 +139,15 @@ impl SessionTable {
         &self,
         link: Option<Link>,
         peer: String,
-        guest: Option<PairedPeer>,
-        visitor: PeerIdentity,
+        paired_peer: Option<PairedPeer>,
+        peer_identity: PeerIdentity,
     ) -> io::Result<(u64, Arc<SessionEntry>)> {
-        let account = self.accounts.of_questions(visitor);
+        let account = self.accounts.of_questions(peer_identity);
         let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
         let mut sessions = self.lock();
         let present = sessions.values().filter_map(|session| session.counted());
-        let class = quota::place_of_questions(visitor, present).map_err(io::Error::other)?;
-        let of = SessionEntryPeer { guest, visitor, class, account, links: SessionLinks::default() };
+        let class = quota::place_of_questions(peer_identity, present).map_err(io::Error::other)?;
+        let of = SessionEntryPeer { paired_peer, peer_identity, class, account, links: SessionLinks::default() };
         let session = SessionEntry::new(self.clock.now(), link, peer, of)?;
         session.keep(taken);
         Ok(self.insert(&mut sessions, session))
@@ -156,8 +160,8 @@ impl SessionTable {
     pub fn enter_attachment(&self, of: &SessionEntry, peer: String) -> io::Result<(u64, Arc<SessionEntry>)> {
         let devices_max = self.accounts.devices_max();
         let of = SessionEntryPeer {
-            guest: of.guest.clone(),
-            visitor: of.visitor,
+            paired_peer: of.paired_peer.clone(),
+            peer_identity: of.peer_identity,
             class: ConnectionClass::Within,
             account: Arc::clone(&of.account),
             links: of.links.clone(),
@@ -165,7 +169,7 @@ impl SessionTable {
         let session = SessionEntry::new(self.clock.now(), None, peer, of).map_err(out_of_descriptors)?;
         let mut sessions = self.lock();
         let present = sessions.values().filter_map(|session| session.counted());
-        quota::may_use_another(session.visitor, devices_max, present).map_err(io::Error::other)?;
+        quota::may_use_another(session.peer_identity, devices_max, present).map_err(io::Error::other)?;
         Ok(self.insert(&mut sessions, session))
     }
 

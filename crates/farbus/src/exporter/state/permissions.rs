@@ -1,4 +1,4 @@
-//! Which visitors may use which devices, beyond what `peers.toml` allows paired hosts; and the audit log of each use.
+//! Which peers may use which devices, beyond what `peers.toml` allows paired hosts; and the audit log of each use.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::exporter::session::entry::SessionEntry;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::hosts::trust::{AuditedUse, TrustStore};
 
-/// Permissions of visitors. One lock, of the devices that only one host may use; it is held alone.
+/// Permissions of peers. One lock, of the devices that only one host may use; it is held alone.
 pub struct DevicePermissions {
     registry: Arc<DeviceRegistry>,
     /// Which users of this machine are served.
@@ -42,10 +42,10 @@ pub enum ExclusiveUse {
 }
 
 impl ExclusiveUse {
-    /// Whether the device is for this visitor. Of this machine's programs, only those of served users count as this
+    /// Whether the device is for this peer. Of this machine's programs, only those of served users count as this
     /// host.
-    fn is_for(self, visitor: PeerIdentity, local_peers: &LocalPeers) -> bool {
-        match (self, visitor) {
+    fn is_for(self, peer_identity: PeerIdentity, local_peers: &LocalPeers) -> bool {
+        match (self, peer_identity) {
             (ExclusiveUse::To(key), PeerIdentity::Host(host)) => key == host,
             (ExclusiveUse::Own, PeerIdentity::User(user) | PeerIdentity::Own(_, user)) => local_peers.serves(user),
             _ => false,
@@ -71,10 +71,10 @@ impl DevicePermissions {
         *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = lent;
     }
 
-    /// Whether a device that only one host may use is this visitor's; `None` if the device has no such restriction.
-    pub fn lent_to(&self, visitor: PeerIdentity, device: &str) -> Option<bool> {
+    /// Whether a device that only one host may use is this peer's; `None` if the device has no such restriction.
+    pub fn lent_to(&self, peer_identity: PeerIdentity, device: &str) -> Option<bool> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).get(device).copied();
-        lent.map(|lent| lent.is_for(visitor, &self.local_peers))
+        lent.map(|lent| lent.is_for(peer_identity, &self.local_peers))
     }
 
     /// Sets this host's key and its paired hosts. Only the first call has an effect.
@@ -102,19 +102,19 @@ impl DevicePermissions {
     /// The key of the session's host, by which a successor is recognized. The programs of this machine's served users
     /// are this host: their user is known from the kernel, so they prove no key. `None` if the peer's host is unknown.
     pub fn key_of(&self, session: &SessionEntry) -> LeaseHostKey {
-        let is_own = || ExclusiveUse::Own.is_for(session.visitor, &self.local_peers);
-        let key = match &session.guest {
-            Some(guest) => Some(guest.fingerprint()),
+        let is_own = || ExclusiveUse::Own.is_for(session.peer_identity, &self.local_peers);
+        let key = match &session.paired_peer {
+            Some(paired_peer) => Some(paired_peer.fingerprint()),
             None => self.trust.get().map(TrustStore::fingerprint).filter(|_| is_own()),
         };
         key.map(|key| *key.as_bytes())
     }
 
-    /// Whether a visitor, which is this paired host if `peer` is set, may use a device.
-    pub fn may_use(&self, visitor: PeerIdentity, peer: Option<&Peer>, device: &str) -> bool {
+    /// Whether a peer, which is this paired host if `peer` is set, may use a device.
+    pub fn may_use(&self, peer_identity: PeerIdentity, peer: Option<&Peer>, device: &str) -> bool {
         let registry = &self.registry;
         let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_as(device), registry.id_of(device)));
-        self.lent_to(visitor, device).unwrap_or_else(may)
+        self.lent_to(peer_identity, device).unwrap_or_else(may)
     }
 
     /// Whether a host that may use a device may observe it while another host uses it.
@@ -133,8 +133,8 @@ impl DevicePermissions {
         let device = device.as_deref().unwrap_or(bus_id);
         let outcome = if allowed.is_ok() { AuditOutcome::Ok } else { AuditOutcome::Refused };
         publish_use(session, use_of, device, allowed);
-        match &session.guest {
-            Some(guest) => guest.record(use_of.as_str(), outcome, device, allowed.err()),
+        match &session.paired_peer {
+            Some(paired_peer) => paired_peer.record(use_of.as_str(), outcome, device, allowed.err()),
             None => {
                 let Some(recorder) = self.recorder.get() else { return };
                 recorder.record(&Recorded {

@@ -30,9 +30,9 @@ use crate::exporter::session::table::SessionTable;
 use crate::exporter::state::ledger::ExporterReservations;
 use crate::exporter::state::registry::DeviceRegistry;
 
-/// The ledger's name of the path to a visitor.
-pub fn path_of(visitor: PeerIdentity) -> String {
-    match visitor {
+/// The ledger's name of the path to a peer.
+pub fn path_of(peer_identity: PeerIdentity) -> String {
+    match peer_identity {
         PeerIdentity::Host(fingerprint) => format!("host {fingerprint}"),
         PeerIdentity::User(user) => format!("user {user}"),
         PeerIdentity::Address(address) | PeerIdentity::Own(address, _) => address.to_string(),
@@ -204,7 +204,7 @@ impl DeviceReservations {
         let carrier = self.carrier_for_successor(key, &bus_id, open);
         let carrier = carrier.or_else(|| self.carrier(&bus_id, Some(open.class))).ok_or_else(busy)?;
         let name = self.registry.device_name(&bus_id).unwrap_or_else(|| open.name.clone());
-        let path = path_of(caller.visitor);
+        let path = path_of(caller.peer_identity);
         let (rate, peer) = (measured.bits_per_s, &caller.peer);
         match self.ledger.admit(&name, &carrier, reservation.clone(), (&path, measured)) {
             Ok((report, news)) => {
@@ -221,13 +221,17 @@ impl DeviceReservations {
 
     /// Checks whether a caller may reserve with high criticality for a device.
     fn may_reserve_high(&self, caller: &SessionEntry, device: &str) -> Result<(), ReservationDenial> {
-        let say = match (&caller.guest, caller.visitor) {
-            (Some(guest), _)
-                if guest.may_reserve_high(device, self.registry.permitted_as(device), self.registry.id_of(device)) =>
+        let say = match (&caller.paired_peer, caller.peer_identity) {
+            (Some(paired_peer), _)
+                if paired_peer.may_reserve_high(
+                    device,
+                    self.registry.permitted_as(device),
+                    self.registry.id_of(device),
+                ) =>
             {
                 return Ok(());
             }
-            (Some(guest), _) => format!("'farbus allow {} {device} --reserve-high'", guest.identity().0),
+            (Some(paired_peer), _) => format!("'farbus allow {} {device} --reserve-high'", paired_peer.identity().0),
             (None, PeerIdentity::User(user) | PeerIdentity::Own(_, user)) => {
                 if self.local_peers.serves(user) {
                     return Ok(());
@@ -243,7 +247,7 @@ impl DeviceReservations {
                     "'farbus share --reserve-high {address}', in a daemon's file reserve_high = [\"{address}\"] in [plain]"
                 )
             }
-            (None, PeerIdentity::Host(_)) => unreachable!("a paired host is a guest"),
+            (None, PeerIdentity::Host(_)) => unreachable!("a paired host comes with its peer"),
         };
         Err(ReservationDenial::NotAllowed { say })
     }
@@ -260,7 +264,7 @@ impl DeviceReservations {
     ) -> Result<(), native::AttachmentEndNotice> {
         let carrier = self.carrier(bus_id, Some(class));
         let (Some(carrier), Some(name)) = (carrier, self.registry.device_name(bus_id)) else { return Ok(()) };
-        match self.ledger.admit_again(&name, &carrier, &path_of(caller.visitor)) {
+        match self.ledger.admit_again(&name, &carrier, &path_of(caller.peer_identity)) {
             Ok(news) => {
                 self.tell(news);
                 Ok(())
@@ -282,7 +286,7 @@ impl DeviceReservations {
         device: &str,
     ) -> Result<(), native::AttachmentEndNotice> {
         let Some(reservation) = self.ledger.reservation(device) else { return Ok(()) };
-        let path = path_of(session.visitor);
+        let path = path_of(session.peer_identity);
         let moved = match reservation.criticality {
             ReservationCriticality::High => self.may_reserve_high(session, device),
             ReservationCriticality::Low => Ok(()),
@@ -303,7 +307,7 @@ impl DeviceReservations {
     /// Extends the owner's reservation to the path of the device's user, if that user made none.
     pub fn cover(&self, session: &SessionEntry, bus_id: &str, carrier: Option<&DeviceBusProfile>) {
         if let Some(name) = self.registry.device_name(bus_id) {
-            self.tell(self.ledger.cover(&name, carrier, &path_of(session.visitor)));
+            self.tell(self.ledger.cover(&name, carrier, &path_of(session.peer_identity)));
         }
     }
 
