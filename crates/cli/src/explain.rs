@@ -21,7 +21,7 @@ use matching::MessageFit;
 )]
 pub struct Args {
     /// A message or some of its words, an exit code, or a subject; '-' reads the message from standard input.
-    #[arg(value_name = "MESSAGE", trailing_var_arg = true)]
+    #[arg(value_name = "MESSAGE")]
     text: Vec<String>,
     /// Print JSON, for programs.
     #[arg(long)]
@@ -94,10 +94,29 @@ fn is_about(subject: &str, text: &str) -> bool {
         || subject.to_lowercase() == text
 }
 
-/// The explanations that fit best: of a whole message those whose own text is longest, else those with most words.
+/// The explanations of each line that is a message, in the order of the lines; else those that fit the text best.
 fn best<'a>(all: &'a [Explanation], text: &str) -> Vec<&'a Explanation> {
+    let mut found: Vec<&Explanation> = Vec::new();
+    for line in text.lines() {
+        let of_line = best_of_line(all, line).into_iter().filter(|(fit, _)| matches!(fit, MessageFit::Whole(_)));
+        for (_, explanation) in of_line {
+            if !found.contains(&explanation) {
+                found.push(explanation);
+            }
+        }
+    }
+    if found.is_empty() {
+        found = best_of_line(all, text).into_iter().map(|(_, explanation)| explanation).collect();
+    }
+    found.truncate(SHOWN_MAX);
+    found
+}
+
+/// The explanations that fit a line best: of a whole message those whose own text is longest, else those with most
+/// words.
+fn best_of_line<'a>(all: &'a [Explanation], line: &str) -> Vec<(MessageFit, &'a Explanation)> {
     let mut fits: Vec<_> =
-        all.iter().filter_map(|explanation| Some((matching::fit(explanation, text)?, explanation))).collect();
+        all.iter().filter_map(|explanation| Some((matching::fit(explanation, line)?, explanation))).collect();
     fits.sort_by_key(|(fit, _)| std::cmp::Reverse(*fit));
     let Some((first, _)) = fits.first().copied() else { return Vec::new() };
     let is_as_good = |fit: MessageFit| match (first, fit) {
@@ -107,7 +126,8 @@ fn best<'a>(all: &'a [Explanation], text: &str) -> Vec<&'a Explanation> {
         (MessageFit::Words(most), MessageFit::Words(share)) => share * 4 >= most * 3,
         _ => false,
     };
-    fits.into_iter().filter(|(fit, _)| is_as_good(*fit)).map(|(_, explanation)| explanation).take(SHOWN_MAX).collect()
+    fits.retain(|(fit, _)| is_as_good(*fit));
+    fits
 }
 
 fn show(found: &[&Explanation], as_json: bool) -> Result<(), CommandFailure> {

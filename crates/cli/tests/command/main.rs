@@ -37,6 +37,7 @@ mod durability;
 mod durable;
 mod etcd;
 mod evil_exporters;
+mod explain;
 mod exporters;
 mod far_streams;
 mod full_disk;
