@@ -5,8 +5,7 @@
 //! too. `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of
 //! the command holds the reference against its help, and one of farbus-control the page against the types, because
 //! nobody else knows them. Where mdBook is not installed, a version of it that is known to make these pages is built
-//! below
-//! `target`, once, without optimization: it runs for a second, and beside the release build it took eight minutes.
+//! below `target`, once, without optimization: it runs for a second, and beside the release build it took eight minutes.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;
@@ -35,6 +34,8 @@ const BLESS: &str = "FARBUS_BLESS";
 const WITH_OPTIONS: &str = "FARBUS_REFERENCE_WITH_OPTIONS";
 /// What the book is made of, below the workspace: the documents, with the whole reference.
 const SOURCES: &str = "target/book-sources";
+/// The pages that are made, below the workspace.
+const PAGES: &str = "target/book";
 
 /// # Errors
 /// A document differs from its source, or mdBook failed.
@@ -63,12 +64,15 @@ fn compare(package: &str, test: &str, set: impl FnOnce(&mut Command)) -> Result<
 /// mdBook cannot be had or failed, or it made no page of a document that its summary lists.
 pub fn build() -> Result<(), String> {
     let root = workspace::root();
-    let sources = root.join(SOURCES);
-    match std::fs::remove_dir_all(&sources) {
-        Err(trouble) if trouble.kind() != ErrorKind::NotFound => {
-            return Err(format!("cannot remove {}: {trouble}", sources.display()));
+    let (sources, pages) = (root.join(SOURCES), root.join(PAGES));
+    // A page of an earlier run would be taken for one of this run.
+    for folder in [&sources, &pages] {
+        match std::fs::remove_dir_all(folder) {
+            Err(trouble) if trouble.kind() != ErrorKind::NotFound => {
+                return Err(format!("cannot remove {}: {trouble}", folder.display()));
+            }
+            _ => {}
         }
-        _ => {}
     }
     let mut copy = Command::new("cp");
     copy.args(["--recursive", "docs", SOURCES]).current_dir(&root).stdin(Stdio::null());
@@ -78,11 +82,11 @@ pub fn build() -> Result<(), String> {
         test.env(WITH_OPTIONS, sources.join("book/src/reference.md"));
     })?;
     let mut build = Command::new(mdbook()?);
-    build.args(["build", SOURCES]).current_dir(&root).stdin(Stdio::null());
+    // mdBook reads a relative folder from the book's own: the absolute one is the same wherever the sources are.
+    build.args(["build", SOURCES, "--dest-dir"]).arg(&pages).current_dir(&root).stdin(Stdio::null());
     cargo::run(build)?;
     let summary = std::fs::read_to_string(root.join("docs/SUMMARY.md"))
         .map_err(|error| format!("cannot read the summary: {error}"))?;
-    let pages = root.join("target/book");
     let missing: Vec<_> = pages_of(&summary).filter(|page| !pages.join(page).is_file()).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("mdbook made no {}", missing.join(", "))) }
 }
