@@ -5,7 +5,7 @@
 //! too. `cargo xtask tidy` holds the book's links, its summary and its quoted messages against the sources. A test of
 //! the command holds the reference against its help, and one of farbus-control the page against the types, because
 //! nobody else knows them. Where mdBook is not installed, a version of it that is known to make these pages is built
-//! below `target`, once, without optimization: it runs for a second, and beside the release build it took eight minutes.
+//! below `target`, once, without optimization: it runs for a second, and beside the release build it took 8 minutes.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;
