@@ -4,6 +4,8 @@
 mod road;
 #[path = "far/rules.rs"]
 mod rules;
+#[path = "far/window.rs"]
+mod window;
 
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use farbus_model::{
 use farbus_session::far::{FarLayer, FarLayerConfig};
 use farbus_session::snapshot::{self, SnapshotWriter};
 use road::Road;
+use window::{SEGMENTS_FIRST, WindowPlan};
 
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
@@ -121,22 +124,26 @@ fn driver_is_bound_after_four_round_trips() {
     }
 }
 
-/// A mouse that is polled a thousand times a second and reports each time; it buffers two reports.
-#[derive(Default)]
+/// A mouse that is polled a thousand times a second, and reports at an interval of its own while it is moved; it
+/// buffers two reports.
 struct Mouse {
+    interval: Duration,
     next: u64,
     due: Instant,
+    /// It is moved during the first of these spans, rests during the second, and so on.
+    moved_and_rests: (Duration, Duration),
     reports: Vec<[u8; 16]>,
 }
 
 const TICK: Duration = Duration::from_millis(1);
 
 impl Mouse {
-    fn device() -> EmulatedDevice<Self> {
+    fn device(interval: Duration, moved_and_rests: (Duration, Duration)) -> EmulatedDevice<Self> {
         let interface = InterfaceDefinition::new(3, 0, 2).interrupt(1, TransferDirection::In, 16, TICK);
         let definition =
             DeviceDefinition::new(1, 1).speed(UsbSpeed::High).names("a", "mouse", "1").interface(interface);
-        EmulatedDevice::new(&definition, Self::default())
+        let mouse = Self { interval, next: 0, due: Instant::ZERO, moved_and_rests, reports: Vec::new() };
+        EmulatedDevice::new(&definition, mouse)
     }
 }
 
@@ -157,6 +164,11 @@ impl GadgetFunction for Mouse {
     }
 
     fn handle_timeout(&mut self, cx: &mut FunctionContext<'_>) {
+        self.due = cx.now + self.interval;
+        let (moved, rests) = self.moved_and_rests;
+        if u128::from(cx.now.as_nanos()) % (moved + rests).as_nanos() >= moved.as_nanos() {
+            return;
+        }
         let mut report = [0; 16];
         report[..8].copy_from_slice(&self.next.to_le_bytes());
         report[8..].copy_from_slice(&cx.now.as_nanos().to_le_bytes());
@@ -165,45 +177,111 @@ impl GadgetFunction for Mouse {
             self.reports.remove(0);
         }
         self.reports.push(report);
-        self.due = cx.now + TICK;
     }
 }
 
-/// What a driver with one request at a time gets in ten seconds: reports, missing reports, the longest delay.
-fn watch_mouse(is_on: bool) -> (u64, u64, Duration) {
-    let mut road = Road::to(Mouse::device(), ROUND_TRIP, is_on);
+/// What a driver with one request at a time gets in ten seconds.
+#[derive(Debug, Default)]
+struct MouseReports {
+    /// When each report was made, after the driver's first request, and how long it took to the driver.
+    delays: Vec<(Duration, Duration)>,
+    missing: u64,
+}
+
+impl MouseReports {
+    /// The longest delay of a report that was made after the driver's first request had reached the device.
+    fn longest(&self) -> Duration {
+        let requested = self.delays.iter().filter(|(made, _)| *made >= ROUND_TRIP / 2);
+        requested.map(|(_, delay)| *delay).max().unwrap_or_default()
+    }
+}
+
+fn watch_mouse(mut road: Road, plan: Option<WindowPlan>) -> MouseReports {
     road.open();
     let id = enumerate(&mut road) + 1;
-    let until = road.now + Duration::from_secs(10);
+    plan.into_iter().for_each(|plan| road.limit_exporter(plan));
+    let (begun, until) = (road.now, road.now + Duration::from_secs(10));
     let ask = |road: &mut Road| road.submit(Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 16));
     ask(&mut road);
-    let (mut count, mut missing, mut longest, mut last) = (0, 0, Duration::ZERO, None);
+    let (mut heard, mut last) = (MouseReports::default(), None);
     while road.now < until {
         while let Some(done) = road.pop() {
             assert_eq!(done.status, UrbStatus::Ok);
             let bytes = done.payload.into_vec();
             let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-            let (number, made) = (word(0), word(8));
-            let delay = road.now - Instant::from_nanos(made);
-            missing += number - last.map_or(number, |last| last + 1);
-            (last, longest) = (Some(number), longest.max(delay));
-            count += 1;
+            let (number, made) = (word(0), Instant::from_nanos(word(8)));
+            assert!(last.is_none_or(|last| number > last), "{number} after {last:?}: in order, and once");
+            heard.missing += number - last.map_or(number, |last| last + 1);
+            last = Some(number);
+            heard.delays.push((made - begun, road.now - made));
             ask(&mut road);
         }
         road.step(None);
     }
-    (count, missing, longest)
+    heard
+}
+
+/// A mouse that is moved without a pause, at a link that takes everything at once.
+fn watch_moved_mouse(is_on: bool, interval: Duration) -> MouseReports {
+    watch_mouse(Road::to(Mouse::device(interval, (TICK, Duration::ZERO)), ROUND_TRIP, is_on), None)
 }
 
 #[test]
-fn thousand_reports_a_second_arrive_in_order_and_without_extra_delay() {
-    let (near, lost, _) = watch_mouse(false);
-    assert!(near <= 101 && lost > 9000, "{near} came, {lost} did not: nothing would be gained");
-    let (count, missing, longest) = watch_mouse(true);
-    println!("{count} reports in 10 s at {ROUND_TRIP:?}, {missing} missing, {longest:?} late at most; without: {near}");
-    assert_eq!(missing, 0);
-    assert!(count >= 9900, "{count}");
-    assert!(longest <= ROUND_TRIP / 2 + Duration::from_millis(2), "{longest:?}");
+fn every_report_from_the_first_request_on_arrives_half_a_round_trip_later() {
+    let near = watch_moved_mouse(false, TICK);
+    let (count, lost) = (near.delays.len(), near.missing);
+    assert!(count <= 101 && lost > 9000, "{count} came, {lost} did not: nothing would be gained");
+    for (interval, most) in [(TICK, 9900), (8 * TICK, 1237)] {
+        let heard = watch_moved_mouse(true, interval);
+        let (count, longest) = (heard.delays.len(), heard.longest());
+        println!("{count} reports in 10 s at {ROUND_TRIP:?}, {} missing, {longest:?} late at most", heard.missing);
+        assert_eq!(heard.missing, 0);
+        assert!(count >= most, "{count}");
+        assert!(longest <= ROUND_TRIP / 2 + 2 * TICK, "{longest:?}");
+    }
+}
+
+/// A mouse that is moved for a second, rests for two, and so on, over TCP: the longest delay of a report.
+fn longest_over_tcp(interval: Duration, plan: WindowPlan) -> Duration {
+    let (moved, rests) = (Duration::from_secs(1), Duration::from_secs(2));
+    let heard = watch_mouse(Road::to(Mouse::device(interval, (moved, rests)), ROUND_TRIP, true), Some(plan));
+    assert_eq!(heard.missing, 0);
+    let longest = heard.longest();
+    println!("a report each {interval:?}, {} of them, {longest:?} late at most: {plan:?}", heard.delays.len());
+    longest
+}
+
+const LINUX: WindowPlan = WindowPlan { segments_first: SEGMENTS_FIRST, restarts: true, is_spaced: true };
+
+#[test]
+fn reports_wait_for_acknowledgements_without_spacing() {
+    let plan = WindowPlan { is_spaced: false, ..LINUX };
+    let (mouse, slow) = (longest_over_tcp(TICK, plan), longest_over_tcp(8 * TICK, plan));
+    assert!(mouse >= ROUND_TRIP * 135 / 100 && slow >= ROUND_TRIP * 65 / 100, "{mouse:?} {slow:?}");
+}
+
+/// Ten segments for a round trip: one each tenth of it. No sender can do better with one TCP connection.
+#[test]
+fn no_report_is_later_than_half_a_round_trip_and_a_tenth_after_any_rest() {
+    for interval in [TICK, 8 * TICK] {
+        let longest = longest_over_tcp(interval, LINUX);
+        assert!(longest <= ROUND_TRIP / 2 + ROUND_TRIP / 10 + 2 * TICK, "{longest:?}");
+    }
+}
+
+/// With `net.ipv4.tcp_slow_start_after_idle=0`, or a route with `initcwnd 25`.
+#[test]
+fn no_report_is_later_than_55_ms_where_the_window_begins_with_25_segments() {
+    for interval in [TICK, 8 * TICK] {
+        let longest = longest_over_tcp(interval, WindowPlan { segments_first: 25, restarts: false, is_spaced: true });
+        assert!(longest <= Duration::from_millis(55), "{longest:?}");
+    }
+}
+
+#[test]
+fn single_report_is_not_held() {
+    let longest = longest_over_tcp(ROUND_TRIP / 5, LINUX);
+    assert!(longest <= ROUND_TRIP / 2 + 2 * TICK, "{longest:?}");
 }
 
 /// cdc-acm: reads of two packets and writes of a terminal's size, sixteen of each (`ACM_NR`, `ACM_NW`).

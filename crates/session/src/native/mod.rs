@@ -21,6 +21,7 @@
 //! | [`suspendable_served`] | a device of any class whose requests can be suspended |
 //! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
 //! | `spread` | which lane a request uses |
+//! | [`reply_spacing`] | when replies of interrupt endpoints share a segment of a far link |
 //!
 //! A device of another class is one more [`ServedExport`] and one more [`ImporterAttachment`], and nothing else
 //! changes:
@@ -53,6 +54,7 @@ pub mod piped_served;
 pub mod remote_block;
 pub mod remote_observer;
 pub mod remote_usb;
+pub mod reply_spacing;
 mod reservation_request;
 mod reserving;
 mod retained;
@@ -86,6 +88,7 @@ pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
 pub use remote_observer::{RemoteConsole, RemoteObserver, RemoteStream};
 pub use remote_usb::RemoteUsb;
+pub use reply_spacing::{LinkWindow, ReplySpacing};
 pub use retained::{RETAINED_BYTES_MAX, RETAINED_MAX};
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;

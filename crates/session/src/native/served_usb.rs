@@ -50,6 +50,8 @@ struct UsbRequestState {
     is_withdrawn: bool,
     /// It ends when the device has data, which may never happen.
     may_wait: bool,
+    /// It is for an interrupt IN endpoint, whose data may come in quick succession ([`super::reply_spacing`]).
+    is_report: bool,
     /// It was taken back from the device before the device had begun it.
     taken_back: Option<Box<Urb>>,
 }
@@ -146,19 +148,21 @@ impl<D: Device> ServedUsb<D> {
         endpoint: EpAddr,
         is_timed: bool,
     ) -> Result<(), ProtocolViolation> {
-        let (urgency, flow) = self.way_of(endpoint);
+        let (kind, urgency, flow) = self.way_of(endpoint);
+        let is_report = kind == Some(TransferType::Interrupt) && endpoint.direction() == TransferDirection::In;
         let (order, manner) = (self.next_order, UrbParameters::default());
         self.next_order += 1;
         let (iso_bytes, is_withdrawn, may_wait, taken_back) = (0, false, false, None);
-        let state = UsbRequestState { iso_bytes, urgency, flow, order, manner, is_withdrawn, may_wait, taken_back };
+        let state =
+            UsbRequestState { iso_bytes, urgency, flow, order, manner, is_withdrawn, may_wait, is_report, taken_back };
         self.served.enter(now, tag, cost, is_timed, state)
     }
 
     /// Replies of one endpoint keep their order; replies of other endpoints may overtake those of bulk endpoints.
-    fn way_of(&self, endpoint: EpAddr) -> (MessageUrgency, FlowId) {
+    fn way_of(&self, endpoint: EpAddr) -> (Option<TransferType>, MessageUrgency, FlowId) {
         let kind = self.served.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
         let urgency = if kind == Some(TransferType::Bulk) { MessageUrgency::Low } else { MessageUrgency::High };
-        (urgency, FlowId(u32::from(self.served.attachment) << 8 | u32::from(endpoint.as_byte())))
+        (kind, urgency, FlowId(u32::from(self.served.attachment) << 8 | u32::from(endpoint.as_byte())))
     }
 
     /// Begins a request of which all data has arrived.
@@ -251,7 +255,11 @@ impl<D: Device> ServedUsb<D> {
     fn reply(&mut self, now: Instant, tag: u16, outcome: Option<ClassPart>, payload: Payload, lanes: &mut LaneArray) {
         let (ServedUsbRequest { state, .. }, head, part, done_at) = self.served.answer(now, tag, outcome);
         self.iso_bytes -= state.iso_bytes;
-        lanes.send(OutboundMessage { head, part, payload, urgency: state.urgency, flow: state.flow, done_at });
+        let message = OutboundMessage { head, part, payload, urgency: state.urgency, flow: state.flow, done_at };
+        match state.is_report && !message.payload.is_empty() {
+            true => lanes.send_deferrable(message),
+            false => lanes.send(message),
+        }
     }
 }
 

@@ -15,6 +15,8 @@ use farbus_wire::native::control::{
 use farbus_wire::native::{SessionId, WelcomeOutcome};
 use farbus_wire::usbip::DeviceRecord;
 
+use super::window::{TcpWindow, WindowPlan};
+
 /// Data on its way in one direction, with its time of arrival.
 type Way = VecDeque<(Instant, Vec<u8>)>;
 
@@ -28,6 +30,8 @@ pub struct Road {
     shelf: Shelf,
     there: Way,
     back: Way,
+    /// What limits the exporter's sending; `None`: nothing.
+    window: Option<TcpWindow>,
     done: CompletionQueue,
 }
 
@@ -83,8 +87,14 @@ impl Road {
             shelf: Shelf(Some(Box::new(device))),
             there: Way::new(),
             back: Way::new(),
+            window: None,
             done: CompletionQueue::new(BufferPool::new(1 << 20)),
         }
+    }
+
+    /// From now on the exporter sends within a congestion window.
+    pub fn limit_exporter(&mut self, plan: WindowPlan) {
+        self.window = Some(TcpWindow::new(plan, self.one_way * 2));
     }
 
     /// Runs until the device is open.
@@ -132,14 +142,20 @@ impl Road {
             self.importer.send(message);
         }
         assert!(nobody.is_empty());
-        let at = self.now + self.one_way;
-        for (lane, way) in
-            [(self.importer.lane_mut(), &mut self.there), (self.exporter.as_mut().unwrap().lane_mut(), &mut self.back)]
-        {
-            while lane.has_transmit() {
-                let bytes: Vec<u8> = lane.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
-                lane.handle_transmitted(bytes.len());
-                way.push_back((at, bytes));
+        let (now, at) = (self.now, self.now + self.one_way);
+        let there = transmitted(self.importer.lane_mut(), now);
+        self.there.extend((!there.is_empty()).then_some((at, there)));
+        let lane = self.exporter.as_mut().unwrap().lane_mut();
+        match &mut self.window {
+            None => {
+                let back = transmitted(lane, now);
+                self.back.extend((!back.is_empty()).then_some((at, back)));
+            }
+            Some(window) => {
+                if lane.has_transmit() && !window.holds(now, lane) {
+                    window.write(now, &transmitted(lane, now));
+                }
+                self.back.extend(std::iter::from_fn(|| window.poll_segment(now)).map(|segment| (at, segment)));
             }
         }
     }
@@ -153,6 +169,7 @@ impl Road {
             front(&self.back),
             self.exporter.as_ref().unwrap().poll_timeout(),
             Device::poll_timeout(&self.far),
+            self.window.as_ref().and_then(TcpWindow::poll_timeout),
             until,
         ];
         let next = moments.into_iter().flatten().min().expect("something happens");
@@ -192,6 +209,17 @@ impl Drop for Road {
             exporter.finish(self.now);
         }
     }
+}
+
+/// What a lane sends now.
+fn transmitted(lane: &mut Lane, now: Instant) -> Vec<u8> {
+    let mut all = Vec::new();
+    while lane.has_transmit() {
+        let bytes: Vec<u8> = lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
+        lane.handle_transmitted(bytes.len());
+        all.extend(bytes);
+    }
+    all
 }
 
 fn receive(lane: &mut Lane, bytes: &[u8]) {

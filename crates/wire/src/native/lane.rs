@@ -83,6 +83,8 @@ pub struct Lane {
     pongs: VecDeque<u64>,
     /// The number of the last pong.
     pong: Option<u64>,
+    /// Whether anything that waits, or is partly sent, must go out at once.
+    has_urgent: bool,
 }
 
 /// Pings that are answered at a time; beyond, the oldest are dropped.
@@ -200,6 +202,7 @@ impl Lane {
             cut_ahead_bytes: CUT_AHEAD_BYTES_MIN,
             pongs: VecDeque::new(),
             pong: None,
+            has_urgent: false,
         }
     }
 
@@ -220,7 +223,7 @@ impl Lane {
     pub fn handle_linked(&mut self, their_received: u64, pool: &mut BufferPool) -> Result<(), ProtocolViolation> {
         self.handle_lost();
         self.sent.acknowledge(their_received, self.sent.taken, pool)?;
-        self.is_linked = true;
+        (self.is_linked, self.has_urgent) = (true, true);
         Ok(())
     }
 
@@ -291,6 +294,17 @@ impl Lane {
 
     /// Sends a message when its turn comes, over this link or the next.
     pub fn send(&mut self, message: OutboundMessage) {
+        self.has_urgent = true;
+        self.put(message);
+    }
+
+    /// As [`Lane::send`], for a message that may wait a little for others, to share a segment with them. The caller of
+    /// [`Lane::poll_transmit`] decides how long: see [`Lane::may_defer`].
+    pub fn send_deferrable(&mut self, message: OutboundMessage) {
+        self.put(message);
+    }
+
+    fn put(&mut self, message: OutboundMessage) {
         // No message is before it, and it would be cut next: it needs no queue.
         let is_next = self.is_linked
             && self.waiting.is_empty()
@@ -319,6 +333,7 @@ impl Lane {
     /// Sends a ping with this number, to measure the latency or to check that the peer is alive.
     pub fn ping(&mut self, number: u64) {
         if self.is_linked && self.sent.uncounted < UNCOUNTED_MAX {
+            self.has_urgent = true;
             self.sent.put_number(FrameKind::Ping, number);
         }
     }
@@ -370,6 +385,11 @@ impl Lane {
                 || (!self.waiting.is_empty() && self.may_cut()))
     }
 
+    /// Whether everything that may be sent now came by [`Lane::send_deferrable`], so that sending may wait for more.
+    pub fn may_defer(&self) -> bool {
+        !self.has_urgent && self.pongs.is_empty() && self.unthanked_bytes < ACKNOWLEDGE_BYTES_MAX && self.has_transmit()
+    }
+
     fn may_cut(&self) -> bool {
         self.sent.held_bytes() < self.limits.unacknowledged_bytes_max
     }
@@ -412,6 +432,7 @@ impl Lane {
             0 => CUT_AHEAD_BYTES_MAX.min(self.cut_ahead_bytes * 2),
             _ => CUT_AHEAD_BYTES_MIN,
         };
+        self.has_urgent &= self.sent.untaken_bytes > 0 || !self.waiting.is_empty();
     }
 }
 

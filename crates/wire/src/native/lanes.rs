@@ -163,6 +163,11 @@ impl LaneArray {
         }
     }
 
+    /// As [`LaneArray::send`], for a message that may wait a little for others ([`Lane::send_deferrable`]).
+    pub fn send_deferrable(&mut self, message: OutboundMessage) {
+        self.lane_of(&message.head).send_deferrable(message);
+    }
+
     fn lane_of(&mut self, head: &FrameHeader) -> &mut Lane {
         let lane = match head.kind {
             FrameKind::Request | FrameKind::Reply | FrameKind::Cancel => split_tag(head.tag).0,
