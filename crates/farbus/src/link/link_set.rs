@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io_net::link::{BoottimeClock, EpollSet, Link};
-use farbus_model::ReadinessSource;
-use farbus_session::native::Lane;
+use farbus_model::{Instant, ReadinessSource};
+use farbus_session::native::{Lane, LinkWindow, ReplySpacing};
 
 use crate::link::status::{LaneByteCounts, SessionLinks};
 
@@ -42,9 +42,16 @@ struct LaneLink {
     counts: Arc<LaneByteCounts>,
     /// Whether the socket took no more bytes at the last attempt.
     is_blocked: bool,
+    spacing: ReplySpacing,
+    /// Until when what waits on the lane is held.
+    held_until: Option<Instant>,
 }
 
 impl LaneLink {
+    fn new(number: u16, link: Arc<Link>, counts: Arc<LaneByteCounts>) -> Self {
+        Self { number, link, counts, is_blocked: false, spacing: ReplySpacing::default(), held_until: None }
+    }
+
     /// Receives what is there, without blocking.
     fn receive(&self, lane: &mut Lane) -> io::Result<Option<usize>> {
         let received = self.link.try_receive(lane.receive_space());
@@ -56,12 +63,14 @@ impl LaneLink {
     }
 
     /// Sends what can be sent without blocking. Returns whether the link took all of it.
-    fn transmit(&self, lane: &mut Lane, clock: BoottimeClock) -> io::Result<bool> {
+    fn transmit(&mut self, lane: &mut Lane, clock: BoottimeClock) -> io::Result<bool> {
         while lane.has_transmit() {
-            let sent = self.link.try_send(&lane.poll_transmit(clock.now()))?;
+            let now = clock.now();
+            let sent = self.link.try_send(&lane.poll_transmit(now))?;
             match sent {
                 Some(count) => {
                     lane.handle_transmitted(count);
+                    self.spacing.note_sent(now);
                     self.counts.note_sent(count);
                 }
                 None => return Ok(false),
@@ -70,8 +79,24 @@ impl LaneLink {
         self.link.try_flush()
     }
 
-    /// Sends what can be sent, and watches for room while something is left.
+    /// Until when to hold what waits on the lane; `None`: it is sent now.
+    fn hold(&mut self, lane: &Lane, clock: BoottimeClock) -> Option<Instant> {
+        // While the socket has no room, the thread waits for room, and not for a moment.
+        if self.is_blocked || !lane.may_defer() {
+            return None;
+        }
+        self.spacing.hold_until(clock.now(), lane, || {
+            let window = self.link.send_window()?;
+            Some(LinkWindow { round_trip: window.round_trip, segments: window.segments })
+        })
+    }
+
+    /// Sends what can be sent, unless it is held, and watches for room while something is left.
     fn send(&mut self, lane: &mut Lane, clock: BoottimeClock, all: &EpollSet) -> io::Result<()> {
+        self.held_until = self.hold(lane, clock);
+        if self.held_until.is_some() {
+            return Ok(());
+        }
         let is_out = self.transmit(lane, clock)?;
         match std::mem::replace(&mut self.is_blocked, !is_out) == is_out {
             true => all.watch(self.link.as_fd(), !is_out),
@@ -110,6 +135,11 @@ impl LinkSet {
         self.of(0).is_some() && self.links.iter().all(|lane_link| lane_link.is_blocked)
     }
 
+    /// When to send what is held on a lane: call [`LinkSet::send`] then.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.links.iter().filter_map(|lane_link| lane_link.held_until).min()
+    }
+
     /// Adds the link of a lane, on which the greeting is over. It replaces the lane's earlier one.
     pub fn put(&mut self, number: u16, link: Link) -> io::Result<()> {
         self.cut(number);
@@ -117,7 +147,7 @@ impl LinkSet {
         let link = Arc::new(link);
         let counts = self.shown.note_up(number, &link);
         let at = self.links.partition_point(|other| other.number < number);
-        self.links.insert(at, LaneLink { number, link, counts, is_blocked: false });
+        self.links.insert(at, LaneLink::new(number, link, counts));
         if number == 0 { self.limit_receive() } else { Ok(()) }
     }
 

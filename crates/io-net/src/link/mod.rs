@@ -12,7 +12,7 @@ mod stream;
 mod tls;
 mod wait;
 
-pub use crate::sys::tcp::TcpSendProgress;
+pub use crate::sys::tcp::{TcpSendProgress, TcpSendWindow};
 pub use clock::{BoottimeClock, since_boot, unix_ms};
 pub use end::LinkEnd;
 pub use ends::wait_for_ends;

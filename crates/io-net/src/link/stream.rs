@@ -13,7 +13,9 @@ use rustls::Connection;
 use super::BoottimeClock;
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, LinkTls};
-use crate::sys::tcp::{TcpSendProgress, progress, round_trip, set_class, set_pacing, set_retransmission_min};
+use crate::sys::tcp::{
+    TcpSendProgress, TcpSendWindow, progress, round_trip, send_window, set_class, set_pacing, set_retransmission_min,
+};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -306,6 +308,11 @@ impl Link {
     /// How many bytes have been acknowledged and are queued; `None` if the link is not a TCP connection.
     pub fn progress(&self) -> Option<TcpSendProgress> {
         progress(&self.fd).ok()
+    }
+
+    /// What may be on its way at a time; `None` if the link does not count segments: it is not a TCP connection.
+    pub fn send_window(&self) -> Option<TcpSendWindow> {
+        send_window(&self.fd)
     }
 
     /// Sets the priority of what is sent, in this host's queues and on the way. A link of another kind ignores it.

@@ -1,5 +1,5 @@
 //! TCP options without a safe wrapper: how soon unacknowledged data counts as lost, how fast to send, how much may wait
-//! to be sent, how much was acknowledged, and the round trip to the peer.
+//! to be sent, how much was acknowledged, the round trip to the peer, and how much may be on its way.
 
 #![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
@@ -34,6 +34,22 @@ pub fn set_unsent_max(socket: impl AsFd, bytes_max: u32) -> io::Result<()> {
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
     let info = info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+/// What a connection may have on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSendWindow {
+    /// The kernel's smoothed round trip to the peer.
+    pub round_trip: Duration,
+    /// The congestion window: how many segments, of any size, may be unacknowledged.
+    pub segments: u32,
+}
+
+/// The congestion window as it is now; after an idle time the kernel reduces it with the next bytes that it sends.
+/// `None` if this is no TCP connection, or its round trip was not measured yet.
+pub fn send_window(socket: impl AsFd) -> Option<TcpSendWindow> {
+    let info = info(socket).ok().filter(|info| info.tcpi_rtt > 0)?;
+    Some(TcpSendWindow { round_trip: Duration::from_micros(info.tcpi_rtt.into()), segments: info.tcpi_snd_cwnd })
 }
 
 /// What a connection has sent.
@@ -121,13 +137,15 @@ mod tests {
         assert!(set_retransmission_min(&unix, Duration::from_millis(50)).is_err());
     }
     #[test]
-    fn a_connection_knows_its_round_trip_and_a_local_socket_has_none() {
+    fn a_connection_knows_its_round_trip_and_window_and_a_local_socket_has_none() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let span = round_trip(&stream).expect("the handshake was one");
         assert!(span > Duration::ZERO && span < Duration::from_secs(60), "{span:?}");
+        let window = send_window(&stream).expect("the handshake measured the round trip");
+        assert!(window.round_trip > Duration::ZERO && (1..1000).contains(&window.segments), "{window:?}");
         let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(round_trip(&unix), None);
+        assert_eq!((round_trip(&unix), send_window(&unix)), (None, None));
     }
 
     #[test]

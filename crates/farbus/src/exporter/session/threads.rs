@@ -384,9 +384,10 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         if !self.watches_devices() {
             self.watch_all()?;
         }
-        let due = [self.session.poll_timeout(), self.prioritized.poll_timeout()].into_iter().flatten().min();
+        let send_at = self.link_set.poll_timeout();
+        let due = [self.session.poll_timeout(), self.prioritized.poll_timeout(), send_at].into_iter().flatten().min();
         let span = due.map(|at| at - now);
-        let only_talk = self.session.only_talks();
+        let only_talk = send_at.is_none() && self.session.only_talks();
         self.link_set.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
     }
 
