@@ -142,18 +142,17 @@ pub const fn sum(parts: &[(&str, usize)]) -> usize {
     all
 }
 
-/// The credit of one more device, bytes: a fair part of the peer's limit if it used `devices` devices, or more while
+/// The credit of one more device, bytes: a fair part of `share_bytes` if the peer used `devices` devices, or more while
 /// the peer uses little of its limit. `left` is what the peer may still take.
-pub fn credit_bytes(budget: &MemoryBudget, left: usize, devices: usize) -> usize {
-    let session_bytes = CONNECTION_BYTES + SESSION_BYTES + 2 * STEP_BYTES;
-    let fair = (budget.peer_bytes / devices.max(1)).saturating_sub(session_bytes) / 2;
+pub fn credit_bytes(share_bytes: usize, left: usize, devices: usize) -> usize {
+    let fair = share_bytes / devices.max(1) / 2;
     fair.max(left / 256).clamp(CREDIT_BYTES_MIN, CREDIT_BYTES_MAX)
 }
 
 /// What a device with this credit takes of its user's account: the credit twice, once for data under way and once for
 /// unacknowledged data.
 pub const fn attachment_bytes(credit_bytes: usize) -> usize {
-    credit_bytes + if credit_bytes < 16 << 20 { credit_bytes } else { 16 << 20 }
+    2 * credit_bytes
 }
 
 /// What a peer or the process holds, and may hold.
@@ -296,14 +295,19 @@ impl MemoryAccount {
     }
 
     /// Takes memory for a device: the peer counts as a user of devices until the returned value is dropped. Also
-    /// returns the device's credit, where the peer could use `devices` in all.
+    /// returns the device's credit, where the peer could use `devices` in all and a device of this class may have
+    /// `most` bytes in flight.
     ///
     /// # Errors
     /// [`BudgetExhaustion`].
-    pub fn take_for_device(self: &Arc<Self>, devices: usize) -> Result<(MemoryCharge, usize), BudgetExhaustion> {
+    pub fn take_for_device(
+        self: &Arc<Self>,
+        devices: usize,
+        most: usize,
+    ) -> Result<(MemoryCharge, usize), BudgetExhaustion> {
         self.add_device();
         let left = self.left_for_credit();
-        let mut credit = credit_bytes(&self.budget, left, devices);
+        let mut credit = credit_bytes(self.credits_bytes_max(devices), left, devices).min(most);
         loop {
             let bytes = attachment_bytes(credit);
             let extra = bytes - attachment_bytes(CREDIT_BYTES_MIN);
@@ -328,8 +332,17 @@ impl MemoryAccount {
         if self.kind != (AccountOwner::Peer { is_known: true }) {
             return left;
         }
-        let most = self.budget.peer_bytes / 4 * CREDIT_QUARTERS;
-        left.min(most.saturating_sub(self.extra.load(Ordering::Relaxed)))
+        left.min(self.credits_bytes_max(1).saturating_sub(self.extra.load(Ordering::Relaxed)))
+    }
+
+    /// What the credits of so many devices together may take, bytes.
+    fn credits_bytes_max(&self, devices: usize) -> usize {
+        if self.kind == (AccountOwner::Peer { is_known: true }) {
+            // What their sessions begin with is room that they bring along.
+            return self.budget.peer_bytes / 4 * CREDIT_QUARTERS;
+        }
+        let session_bytes = CONNECTION_BYTES + SESSION_BYTES + 2 * STEP_BYTES;
+        self.budget.peer_bytes.saturating_sub(devices.max(1).saturating_mul(session_bytes))
     }
 
     /// Takes a fixed number of bytes for a device, instead of a part of what is left.
@@ -546,7 +559,7 @@ mod tests {
             let mut credits = Vec::new();
             while all.len() < devices {
                 let Ok(base) = peer.take(SESSION_BYTES + CONNECTION_BYTES) else { break };
-                let Ok((taken, credit)) = peer.take_for_device(devices) else { break };
+                let Ok((taken, credit)) = peer.take_for_device(devices, CREDIT_BYTES_MAX) else { break };
                 all.push((base, taken));
                 credits.push(credit);
                 assert!(peer.used() <= 256 * MIB);
@@ -554,7 +567,7 @@ mod tests {
             let (first, last) = (credits[0], credits[credits.len() - 1]);
             println!("{devices}: {} at once, {first} to {last} bytes in flight each", all.len());
             assert!(all.len() >= devices.min(190), "{} of {devices}", all.len());
-            assert!(devices > 2 || last == CREDIT_BYTES_MAX);
+            assert!(devices > 1 || last == CREDIT_BYTES_MAX);
             assert!(devices > 8 || last >= 15 * MIB, "{last}");
             assert!(first >= MIB - SESSION_BYTES, "{first}");
             drop(all);
@@ -572,7 +585,7 @@ mod tests {
             let base = peer.take(CONNECTION_BYTES).and_then(|connection| {
                 let mut session = ConnectionAllowance::of(Arc::clone(&peer));
                 assert!(session.covers(SESSION_BYTES), "session {number}: {} of {}", peer.used(), peer.max());
-                Ok((connection, session, peer.take_for_device(1000)?))
+                Ok((connection, session, peer.take_for_device(1000, CREDIT_BYTES_MAX)?))
             });
             all.push(base.unwrap_or_else(|exhausted| panic!("device {number}: {exhausted}")));
         }
@@ -590,10 +603,20 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_a_known_peer_have_the_same_credit_whichever_comes_first() {
+        for devices in [1, 2, 3, 4, 8, 30] {
+            let peer = MemoryAccount::of_known_peer(&MemoryAccount::of_process(MemoryBudget::DEFAULT));
+            let all: Vec<_> = (0..devices).map(|_| peer.take_for_device(devices, CREDIT_BYTES_MAX).unwrap()).collect();
+            let credits: Vec<usize> = all.iter().map(|(_, credit)| *credit).collect();
+            assert_eq!(credits, vec![(96 * MIB / devices).min(CREDIT_BYTES_MAX); devices]);
+        }
+    }
+
+    #[test]
     fn questions_of_a_peer_are_answered_when_its_devices_hold_all() {
         let process = MemoryAccount::of_process(MemoryBudget { process_bytes: 300 * MIB, ..MemoryBudget::DEFAULT });
         let peer = MemoryAccount::of_known_peer(&process);
-        let _device = peer.take_for_device(1000).unwrap();
+        let _device = peer.take_for_device(1000, CREDIT_BYTES_MAX).unwrap();
         let _all = peer.take(peer.left()).unwrap();
         assert!(peer.take(1).is_err());
         assert!(MemoryAccount::of_questions(&process).take(MIB).is_ok());
@@ -643,8 +666,8 @@ mod tests {
         let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
         let peer = MemoryAccount::of_peer(&process);
         assert_eq!(peer.max(), 64 * MIB);
-        let (device, credit) = peer.take_for_device(1).unwrap();
-        assert_eq!((credit, device.bytes(), peer.max()), (32 * MIB, 48 * MIB, 256 * MIB));
+        let (device, credit) = peer.take_for_device(1, CREDIT_BYTES_MAX).unwrap();
+        assert_eq!((credit, device.bytes(), peer.max()), (64 * MIB, 128 * MIB, 256 * MIB));
         drop(device);
         assert_eq!((peer.max(), peer.used()), (64 * MIB, 0));
     }
@@ -663,7 +686,7 @@ mod tests {
             }
         }
         let peer = MemoryAccount::of_known_peer(&process);
-        assert!(peer.take_for_device(1).is_ok(), "peers with a device have the other half");
+        assert!(peer.take_for_device(1, CREDIT_BYTES_MAX).is_ok(), "peers with a device have the other half");
     }
 
     #[test]

@@ -116,8 +116,10 @@ pub const FUSE_REQUESTS_MAX: usize = 64;
 /// the lane.
 pub const LANES_MAX: u16 = 8;
 
-/// The largest credit of one device, bytes in flight: 32 requests of 1 MiB.
-pub const CREDIT_BYTES_MAX: usize = 32 << 20;
+/// The largest credit of one device, bytes in flight: what a disk moves in 50 ms at 1.3 GB/s.
+pub const CREDIT_BYTES_MAX: usize = 64 << 20;
+/// The largest credit of one USB device, bytes in flight: twice the 16 MiB that Linux's usbfs permits its programs.
+pub const USB_CREDIT_BYTES_MAX: usize = 32 << 20;
 /// The smallest credit: one request of a kernel's disk driver. One request may be larger if it is alone.
 pub const CREDIT_BYTES_MIN: usize = 128 << 10;
 
@@ -127,7 +129,6 @@ pub struct SessionLimits {
     /// Requests in flight or queued. Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64.
     pub urbs_in_flight_max: usize,
     /// Payload bytes of all requests together: submitted to the device or being returned. Beyond, a request is refused.
-    /// Twice the 16 MiB that Linux's usbfs permits its programs.
     pub payload_bytes_max: usize,
     /// Reply bytes waiting for the link, beyond which no further request is started; its header waits. Half a
     /// second-level cache, so that data is sent while it is still in the cache.
@@ -150,7 +151,7 @@ impl SessionLimits {
     /// The default of a session.
     pub const DEFAULT: SessionLimits = SessionLimits {
         urbs_in_flight_max: 4096,
-        payload_bytes_max: 32 << 20,
+        payload_bytes_max: USB_CREDIT_BYTES_MAX,
         reply_bytes_backlog: 512 << 10,
         reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
+use farbus_model::budget::{MemoryAccount, MemoryBudget};
 use farbus_model::limits::FETCHED_TIME_MAX;
 use farbus_model::{
     BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
@@ -138,6 +139,42 @@ fn sequential_reads_take_few_round_trips() {
     }
     assert_eq!(reads, 512);
     assert!(round_trips < 12, "{round_trips} round trips for {reads} reads, one after the other");
+}
+
+/// Most bytes fetched ahead of a user who reads `bytes` in order.
+fn most_fetched(user: &mut User, bytes: usize) -> usize {
+    const READ: usize = 1 << 20;
+    let mut most = 0;
+    for at in (0..bytes).step_by(READ) {
+        user.read(at, READ);
+        while user.answers().is_empty() {
+            user.round_trip();
+        }
+        most = most.max(user.device.fetched_bytes() as usize);
+    }
+    most
+}
+
+#[test]
+fn window_grows_as_far_as_the_memory_of_all_windows_allows() {
+    const SIZE: usize = 192 << 20;
+    let read = |account: &Arc<MemoryAccount>| {
+        let (far, device) = Far::new(SIZE);
+        let device = device.within(Arc::clone(account));
+        let done = CompletionQueue::new(BufferPool::new(1 << 20));
+        let mut user = User { far, device, done, next: 0, now: Instant::ZERO };
+        let most = most_fetched(&mut user, SIZE);
+        (user, most >> 20)
+    };
+    let account = MemoryAccount::of_process(MemoryBudget { process_bytes: 70 << 20, ..MemoryBudget::DEFAULT });
+    let (mut first, most) = read(&account);
+    assert_eq!((most, account.used()), (64, 48 << 20));
+    assert_eq!(read(&account).1, 32, "there is less left");
+    assert_eq!(account.used(), 48 << 20, "a layer gives back what it took");
+    // A stream that nobody reads any more gives it back, too.
+    first.now = first.now + 2 * FETCHED_TIME_MAX;
+    first.device.handle_timeout(first.now, &mut first.done);
+    assert_eq!(account.used(), 0);
 }
 
 #[test]

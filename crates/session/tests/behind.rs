@@ -1,7 +1,9 @@
 //! Write-back: how many writes are answered early, in which order they arrive, and what happens when one fails.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
+use farbus_model::budget::{MemoryAccount, MemoryBudget};
 use farbus_model::{
     BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool,
     CompletionQueue, ExtentList, Instant, StoreDevice, StoreError,
@@ -12,7 +14,7 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16 << 10;
 /// Most bytes answered but not yet written.
 const DIRTY_BYTES_MAX: u64 = 16 << 20;
-const DIRTY_WRITES_MAX: usize = 128;
+const DIRTY_WRITES_MAX: usize = 512;
 
 /// A device whose answers arrive when they are let through.
 struct State {
@@ -28,7 +30,11 @@ struct Far(Arc<Mutex<State>>, BlockInfo);
 
 impl Far {
     fn new() -> Self {
-        let store = StoreDevice::new(SparseMemory::new(BLOCK * BLOCKS, BLOCK * BLOCKS)).with_blocks(BLOCK as u32);
+        Self::with_blocks(BLOCKS)
+    }
+
+    fn with_blocks(blocks: u64) -> Self {
+        let store = StoreDevice::new(SparseMemory::new(BLOCK * blocks, BLOCK * blocks)).with_blocks(BLOCK as u32);
         let info = *store.info();
         let state = State { store, waiting: Vec::new(), through: Vec::new(), fails: false, epoch: Some(0) };
         Self(Arc::new(Mutex::new(state)), info)
@@ -73,17 +79,24 @@ struct User<D> {
     device: D,
     done: CompletionQueue<BlockCompletion>,
     next: u64,
+    now: Instant,
 }
 
 impl<D: BlockDevice> User<D> {
     fn new(over: impl FnOnce(Far) -> D) -> Self {
         let far = Far::new();
-        Self { device: over(far.clone()), far, done: CompletionQueue::new(BufferPool::new(0)), next: 0 }
+        Self {
+            device: over(far.clone()),
+            far,
+            done: CompletionQueue::new(BufferPool::new(0)),
+            next: 0,
+            now: Instant::ZERO,
+        }
     }
 
     fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) {
         self.next += 1;
-        self.device.submit(Instant::ZERO, request(BlockId(self.next)).launch(), &mut self.done);
+        self.device.submit(self.now, request(BlockId(self.next)).launch(), &mut self.done);
     }
 
     fn write(&mut self, block: u64, byte: u8) {
@@ -112,7 +125,7 @@ impl<D: BlockDevice> User<D> {
             let mut state = self.far.look();
             state.through = std::mem::take(&mut state.waiting);
         }
-        self.device.handle_ready(Instant::ZERO, &mut self.done);
+        self.device.handle_ready(self.now, &mut self.done);
     }
 
     fn flush(&mut self) -> Result<Option<u8>, StoreError> {
@@ -151,11 +164,11 @@ fn write_is_answered_at_once_and_flush_after_all_writes_have_arrived() {
 #[test]
 fn early_answers_are_bounded_in_bytes_and_number() {
     let mut user = User::new(WriteBackLayer::new);
-    (0..300).for_each(|block| user.write(block, 1));
+    (0..900).for_each(|block| user.write(block, 1));
     assert_eq!(user.answers().len(), DIRTY_WRITES_MAX);
-    assert_eq!(user.far.open_requests().len(), 300, "all of them are on their way");
+    assert_eq!(user.far.open_requests().len(), 900, "all of them are on their way");
     user.round_trip();
-    assert_eq!(user.answers().len(), 300 - DIRTY_WRITES_MAX);
+    assert_eq!(user.answers().len(), 900 - DIRTY_WRITES_MAX);
 
     let mut user = User::new(WriteBackLayer::new);
     let length = 4 << 20;
@@ -170,6 +183,56 @@ fn early_answers_are_bounded_in_bytes_and_number() {
     assert_eq!((user.answers().len(), user.device.dirty_bytes()), (1, DIRTY_BYTES_MAX));
     user.round_trip();
     assert_eq!((user.answers().len(), user.device.dirty_bytes()), (3, 0));
+}
+
+/// Most bytes that a user may have dirty who writes 4 MiB at a time over a round trip of 50 ms, on a link that carries
+/// `carried` bytes in that time.
+fn dirty_bytes_at_50_ms(device: WriteBackLayer<Far>, far: &Far, carried: u64) -> u64 {
+    const LENGTH: u64 = 4 << 20;
+    let (done, next, now) = (CompletionQueue::new(BufferPool::new(0)), 0, Instant::ZERO);
+    let mut user = User { device, far: far.clone(), done, next, now };
+    let (mut most, mut block) = (0, 0);
+    for _ in 0..24 {
+        loop {
+            user.submit(|id| BlockRequest::write(id, block * LENGTH, vec![1; LENGTH as usize].into()));
+            block = (block + 1) % (BLOCK * BLOCKS / LENGTH);
+            if user.answers().is_empty() {
+                break;
+            }
+        }
+        most = most.max(user.device.dirty_bytes());
+        // They arrive one after the other, as fast as the link carries them.
+        let mut under_way = 0;
+        let all = std::mem::take(&mut user.far.look().waiting);
+        for request in all {
+            under_way += LENGTH;
+            let late = Duration::from_millis(50).mul_f64((under_way as f64 / carried as f64).max(1.0));
+            user.far.look().through.push(request);
+            let now = user.now + late;
+            user.device.handle_ready(now, &mut user.done);
+        }
+        user.now = user.now + Duration::from_secs(60);
+        user.round_trip();
+        user.answers();
+    }
+    most
+}
+
+#[test]
+fn more_is_dirty_where_the_path_carries_more_and_memory_is_left() {
+    let account =
+        |bytes: usize| MemoryAccount::of_process(MemoryBudget { process_bytes: bytes << 20, ..MemoryBudget::DEFAULT });
+    let most = |bytes: usize, carried: u64| {
+        let (far, account) = (Far::with_blocks(64 << 10), account(bytes));
+        let most = dirty_bytes_at_50_ms(WriteBackLayer::new(far.clone()).within(Arc::clone(&account)), &far, carried);
+        assert_eq!(account.used(), 0, "it is given back");
+        most >> 20
+    };
+    assert_eq!([most(256, u64::MAX), most(40, u64::MAX), most(8, u64::MAX)], [64, 32, 16]);
+    assert_eq!(most(256, 4 << 20), 16, "a full link gets no more");
+    assert_eq!(most(256, 8 << 20), 64, "it is tried, and taken back");
+    let far = Far::new();
+    assert_eq!(dirty_bytes_at_50_ms(WriteBackLayer::new(far.clone()), &far, u64::MAX), DIRTY_BYTES_MAX);
 }
 
 #[test]

@@ -302,7 +302,7 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
     for has_devices in [false, true] {
         // With three devices: what their credits allow, or one request each that exceeds them, and what is not
         // acknowledged.
-        let limit = if has_devices { 80 * MIB } else { 7 * MIB };
+        let limit = if has_devices { 3 * (16 + CREDIT_BYTES / MIB + 5) * MIB } else { 7 * MIB };
         for (taken, is_counted) in [(Taken::Never, true), (Taken::Unthanked, true), (Taken::Never, false)] {
             if has_devices && !is_counted {
                 continue;

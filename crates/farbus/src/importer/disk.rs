@@ -30,6 +30,7 @@ use crate::importer::port::session::SessionPort;
 use crate::importer::port::{DeviceCutter, DevicePort, usbip};
 use crate::importer::session::connection::{BLOCK_KIND, LinkedDevice};
 use crate::importer::session::status::SessionStatus;
+use crate::importer::windows::windows_account;
 
 /// How a disk is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -189,9 +190,12 @@ impl OpenedDisk {
     fn with(self, cache: DiskCacheMode) -> Self {
         let device = match cache {
             DiskCacheMode::None => self.device,
-            DiskCacheMode::Ahead => Box::new(ReadAheadLayer::new(self.device)),
+            DiskCacheMode::Ahead => Box::new(ReadAheadLayer::new(self.device).within(windows_account())),
             // In this order, data that is still waiting to be written is not fetched from the exporter.
-            DiskCacheMode::Writeback => Box::new(ReadAheadLayer::new(WriteBackLayer::new(self.device))),
+            DiskCacheMode::Writeback => {
+                let behind = WriteBackLayer::new(self.device).within(windows_account());
+                Box::new(ReadAheadLayer::new(behind).within(windows_account()))
+            }
         };
         Self { device, ..self }
     }
@@ -239,9 +243,13 @@ impl OpenedDisk {
                 AnyByteLayer::restore(&mut reader, device).map(|(any, pending)| (Box::new(any) as _, pending))
             }
             AHEAD_KIND => {
-                ReadAheadLayer::restore(&mut reader, device).map(|(ahead, pending)| (Box::new(ahead) as _, pending))
+                let restored = ReadAheadLayer::restore(&mut reader, device);
+                restored.map(|(ahead, pending)| (Box::new(ahead.within(windows_account())) as _, pending))
             }
-            _ => WriteBackLayer::restore(&mut reader, device).map(|(behind, pending)| (Box::new(behind) as _, pending)),
+            _ => {
+                let restored = WriteBackLayer::restore(&mut reader, device);
+                restored.map(|(behind, pending)| (Box::new(behind.within(windows_account())) as _, pending))
+            }
         };
         let (mut device, pending) = restored.map_err(|DiskRestoreError(error)| error)?;
         if let Err(reject) = reader.end("device") {

@@ -14,3 +14,4 @@ pub mod options;
 pub mod port;
 pub mod session;
 mod session_disk;
+mod windows;

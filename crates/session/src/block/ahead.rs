@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::time::Duration;
+use std::sync::Arc;
 
+use farbus_model::budget::MemoryAccount;
 use farbus_model::{
     BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockLayer, BlockOp, BlockRequest, CompletionQueue, Instant,
     Payload, PendingBlockRequests, StoreError, limits,
@@ -11,6 +12,7 @@ use farbus_model::{
 use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
 use super::below::UnderlyingDevice;
+use super::window::{FlightWindow, PathPace};
 use crate::ProtocolViolation;
 
 /// Snapshot kind of [`ReadAheadLayer`].
@@ -27,11 +29,9 @@ pub const AHEAD_KIND: u16 = 8;
 /// which all data is so old is forgotten. After a handover, the replacement keeps the requests and fetches the data
 /// again.
 ///
-/// A stream begins with [`RUNS_MIN`] consecutive reads. From then on [`WINDOW_BYTES_MIN`] are fetched ahead. The window
-/// doubles when a read has to wait, up to [`WINDOW_BYTES_MAX`], unless the latest piece took much longer than the
-/// quickest: the link is full then, and a larger window only delays other traffic and holds memory at both ends. From
-/// [`WINDOW_BYTES_TRIED`] on each doubling is tried: if the first piece that it lets in took that long, the window is
-/// halved again, and until that piece arrives it does not grow. At most [`STREAMS_MAX`] streams are followed at a time.
+/// A stream begins with [`RUNS_MIN`] consecutive reads, or two large ones. From then on, [`WINDOW_BYTES_MIN`] bytes are
+/// fetched ahead. The window grows when a read has to wait, as far as the path carries more (`FlightWindow`). At most
+/// [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
 pub struct ReadAheadLayer<D> {
     below: UnderlyingDevice<D>,
@@ -40,9 +40,10 @@ pub struct ReadAheadLayer<D> {
     next_number: u64,
     /// Least recently used first.
     streams: VecDeque<ReadAheadStream>,
-    /// How long a piece took: the quickest so far, and the latest.
-    quickest: Duration,
-    latest: Duration,
+    /// How long pieces took.
+    pace: PathPace,
+    /// What windows take memory from that are larger than each may be.
+    account: Option<Arc<MemoryAccount>>,
     /// The device's epoch when the data was fetched.
     epoch: Option<u64>,
     /// Reads taken over from a snapshot that were not yet submitted to the device.
@@ -53,17 +54,10 @@ pub struct ReadAheadLayer<D> {
 pub const STREAMS_MAX: usize = 4;
 /// Number of consecutive reads before anything is fetched ahead.
 pub const RUNS_MIN: u32 = 3;
-/// Initial number of bytes fetched ahead of one stream; the maximum is [`WINDOW_BYTES_MAX`].
+/// Bytes of two consecutive reads, or more, that are enough: at a distance each further one costs a round trip.
+const RUN_BYTES_MIN: u64 = 256 << 10;
+/// Initial number of bytes fetched ahead of one stream.
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
-/// Largest number of bytes fetched ahead of one stream. It covers 160 MB/s over 100 ms; with 8 MiB, a disk at 50 ms
-/// reached 60 % of its speed at 0 ms.
-pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
-/// A window that is so large grows only on trial: below that, a start matters more than memory.
-const WINDOW_BYTES_TRIED: u64 = 4 << 20;
-/// How much longer than twice the quickest a piece may take before the link counts as full. Allows for scheduling
-/// delays on a busy machine. Where the path has no delay of its own, this bounds the window: to what the link carries
-/// in the time of two such pieces. A larger window brings nothing there, and its data leaves the processor's caches.
-const SLACK: Duration = Duration::from_millis(3);
 /// Size of one piece that is fetched ahead, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
@@ -73,9 +67,11 @@ struct ReadAheadStream {
     /// Offset where the next read is expected.
     next: u64,
     runs: u32,
-    window: u64,
-    /// The first piece that the last doubling of the window let in, until it has arrived.
-    let_in: Option<u64>,
+    /// Bytes of these reads.
+    bytes: u64,
+    /// When the last of them came.
+    read_at: Instant,
+    window: FlightWindow,
     /// Data that was fetched and is still of use, without gaps.
     pieces: VecDeque<ReadAheadPiece>,
     /// Reads that wait for pieces.
@@ -91,12 +87,13 @@ struct ReadAheadPiece {
 }
 
 impl ReadAheadStream {
-    fn starting_at(next: u64) -> Self {
+    fn starting_at(next: u64, now: Instant) -> Self {
         Self {
             next,
             runs: 1,
-            window: WINDOW_BYTES_MIN,
-            let_in: None,
+            bytes: 0,
+            read_at: now,
+            window: FlightWindow::new(WINDOW_BYTES_MIN),
             pieces: VecDeque::new(),
             waiting: VecDeque::new(),
         }
@@ -117,21 +114,27 @@ impl ReadAheadStream {
 
     /// Whether the fetched data that overlaps `range` is recent enough to answer a read.
     fn is_fresh(&self, now: Instant, range: &Range<u64>) -> bool {
-        let is_old = |piece: &ReadAheadPiece| now - piece.asked_at >= limits::FETCHED_TIME_MAX;
-        !self.pieces.iter().any(|piece| overlap(&piece.range, range) && is_old(piece))
+        self.touched(range).all(|piece| now - piece.asked_at < limits::FETCHED_TIME_MAX)
     }
 
-    /// When none of the fetched data can answer a read any more: its reader has stopped. `None` if the stream has no
-    /// data, or reads wait for it.
+    /// The pieces that overlap `range`: they are in order.
+    fn touched(&self, range: &Range<u64>) -> impl Iterator<Item = &ReadAheadPiece> {
+        let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
+        let end = range.end;
+        self.pieces.range(first..).take_while(move |piece| piece.range.start < end)
+    }
+
+    /// When none of the fetched data can answer a read any more: its reader has stopped. `None` if the stream holds
+    /// neither data nor memory that others may need, or reads wait for it.
     fn expiry(&self) -> Option<Instant> {
-        let newest = self.pieces.back().filter(|_| self.waiting.is_empty())?;
-        Some(newest.asked_at + limits::FETCHED_TIME_MAX)
+        let newest = self.pieces.back().map(|piece| piece.asked_at);
+        let since = newest.or_else(|| self.window.has_taken().then_some(self.read_at));
+        since.filter(|_| self.waiting.is_empty()).map(|since| since + limits::FETCHED_TIME_MAX)
     }
 
     /// The bytes of `range`, if all of them have arrived. They are not copied.
     fn bytes(&self, range: &Range<u64>) -> Option<Payload> {
-        let touched = self.pieces.iter().filter(|piece| overlap(&piece.range, range));
-        let parts = touched.map(|piece| {
+        let parts = self.touched(range).map(|piece| {
             let mut data = piece.data.clone()?;
             data.split_front(range.start.saturating_sub(piece.range.start) as usize);
             data.truncate((range.end.min(piece.range.end) - range.start.max(piece.range.start)) as usize);
@@ -151,15 +154,9 @@ impl ReadAheadStream {
 
     fn forget_all(&mut self) -> VecDeque<BlockInFlight> {
         self.pieces.clear();
-        (self.runs, self.window) = (0, WINDOW_BYTES_MIN);
-        self.let_in = None;
+        (self.runs, self.bytes, self.window) = (0, 0, FlightWindow::new(WINDOW_BYTES_MIN));
         std::mem::take(&mut self.waiting)
     }
-}
-
-/// A piece that took longer waited behind others.
-fn slow_from(quickest: Duration) -> Duration {
-    quickest.saturating_mul(2).saturating_add(SLACK)
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -175,7 +172,14 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     pub fn new(device: D) -> Self {
         let (epoch, below) = (device.epoch(), UnderlyingDevice::new(device));
         let (flights, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
-        Self { below, flights, next_number: 0, streams, quickest: Duration::MAX, latest: Duration::ZERO, epoch, left }
+        Self { below, flights, next_number: 0, streams, pace: PathPace::UNKNOWN, account: None, epoch, left }
+    }
+
+    /// As `new`: windows may be larger than [`WINDOW_BYTES_OWN`](super::WINDOW_BYTES_OWN), and take what is more from
+    /// this account.
+    #[must_use]
+    pub fn within(self, account: Arc<MemoryAccount>) -> Self {
+        Self { account: Some(account), ..self }
     }
 
     /// Bytes that are fetched or being fetched.
@@ -219,7 +223,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             Some(at) => self.streams.remove(at).expect("it was found there"),
             None => {
                 self.make_room(now, done);
-                ReadAheadStream::starting_at(range.start)
+                ReadAheadStream::starting_at(range.start, now)
             }
         };
         if !stream.is_fresh(now, &range) {
@@ -231,7 +235,8 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             stream.runs = stream.runs.saturating_add(1);
         }
         stream.next = stream.next.max(range.end);
-        if stream.runs > RUNS_MIN {
+        (stream.bytes, stream.read_at) = (stream.bytes.saturating_add(request.length.into()), now);
+        if stream.runs > RUNS_MIN || stream.runs > 1 && stream.bytes >= RUN_BYTES_MIN {
             self.fetch(now, &mut stream, range.start, done);
         }
         if !stream.holds(&range) {
@@ -241,13 +246,11 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         match stream.bytes(&range) {
             Some(data) => done.push(request.answer(data)),
             None => {
-                let is_tried = stream.window >= WINDOW_BYTES_TRIED;
-                let may_grow = if is_tried { stream.let_in.is_none() } else { self.latest <= slow_from(self.quickest) };
-                if may_grow && stream.window < WINDOW_BYTES_MAX {
-                    stream.window *= 2;
-                    let count = stream.pieces.len();
+                if stream.window.grow(self.account.as_ref()) {
                     self.fetch(now, &mut stream, range.start, done);
-                    stream.let_in = stream.pieces.get(count).filter(|_| is_tried).map(|piece| piece.number);
+                }
+                if let Some(last) = stream.pieces.back() {
+                    stream.window.note_full(last.number);
                 }
                 stream.waiting.push_back(request);
             }
@@ -267,7 +270,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         let info = *self.below.device.info();
         let block = u64::from(info.block_bytes);
         let most = (PIECE_BYTES.min(info.request_bytes_max.into()) / block).max(1) * block;
-        let until = stream.next.saturating_add(stream.window).min(info.size_bytes);
+        let until = stream.next.saturating_add(stream.window.bytes()).min(info.size_bytes);
         let mut at = if stream.pieces.is_empty() { from } else { stream.fetched().end };
         // Only whole pieces, so that a small advance does not cost a request each time. The end of the device is
         // shorter.
@@ -335,7 +338,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         mut data: Payload,
         done: &mut CompletionQueue<BlockCompletion>,
     ) {
-        let of = |stream: &ReadAheadStream| stream.pieces.iter().position(|piece| piece.number == number);
+        let of = |stream: &ReadAheadStream| stream.pieces.binary_search_by_key(&number, |piece| piece.number).ok();
         let Some((stream, at)) = self.streams.iter_mut().find_map(|stream| of(stream).map(|at| (stream, at))) else {
             // The stream that it was fetched for has been dropped.
             return done.pool.recycle(data);
@@ -347,14 +350,8 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
             }
             return;
         }
-        self.latest = now - stream.pieces[at].asked_at;
-        self.quickest = self.quickest.min(self.latest);
-        if stream.let_in.is_some_and(|first| first <= number) {
-            stream.let_in = None;
-            if self.latest > slow_from(self.quickest) {
-                stream.window /= 2;
-            }
-        }
+        self.pace.note(stream.pieces[at].asked_at, now);
+        stream.window.complete(number, self.pace);
         data.share();
         stream.pieces[at].data = Some(data);
         let mut still_waiting = VecDeque::new();

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
+use farbus_model::budget::MemoryAccount;
 use farbus_model::{
     BlockCompletion, BlockDevice, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest,
     CompletionQueue, Instant, Payload, PendingBlockRequests, StoreError,
@@ -10,15 +12,17 @@ use farbus_model::{
 use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
 use super::below::UnderlyingDevice;
+use super::window::{FlightWindow, PathPace, WINDOW_BYTES_OWN};
 use crate::ProtocolViolation;
 
 /// Snapshot kind of [`WriteBackLayer`].
 pub const BEHIND_KIND: u16 = 9;
 
-/// Most bytes that are answered but not yet written: 160 MB/s over 100 ms.
-pub const DIRTY_BYTES_MAX: u64 = 16 << 20;
+/// Bytes that may be answered but not yet written at first: 160 MB/s over 100 ms. They become more where the path
+/// carries more (`FlightWindow`).
+pub const DIRTY_BYTES_MIN: u64 = WINDOW_BYTES_OWN;
 /// Most writes that are answered but not yet written: half of what an exporter accepts at a time.
-pub const DIRTY_WRITES_MAX: usize = 128;
+pub const DIRTY_WRITES_MAX: usize = 512;
 /// Lost ranges that are kept separately; beyond that, everything between the first and the last counts as lost.
 const LOST_MAX: usize = 64;
 
@@ -28,7 +32,7 @@ const LOST_MAX: usize = 64;
 ///
 /// | request | what happens |
 /// |---|---|
-/// | a write without FUA | goes to the device and is answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room; while others use the device ([`BlockDevice::epoch`]) answered when it completes |
+/// | a write without FUA | goes to the device and is answered; beyond the window or [`DIRTY_WRITES_MAX`] answered when there is room; while others use the device ([`BlockDevice::epoch`]) answered when it completes |
 /// | a write with FUA, zeros, a discard | goes to the device, answered when the device answers |
 /// | a flush | waits until every earlier write has completed, then goes to the device, answered when the device answers |
 /// | a read of data not yet written | answered with that data, or waits for the write |
@@ -46,6 +50,15 @@ pub struct WriteBackLayer<D> {
     next_number: u64,
     dirty_bytes: u64,
     dirty_writes: usize,
+    /// How many bytes may be dirty, and how long writes take.
+    window: FlightWindow,
+    pace: PathPace,
+    /// What a window takes memory from that is larger than it may always be.
+    account: Option<Arc<MemoryAccount>>,
+    /// The last write that was answered early.
+    last_early: u64,
+    /// No write with a smaller number is owed an answer that it may get early.
+    owed_from: u64,
     /// Number of requests that wait for others.
     waiting: usize,
     /// Ranges whose writes were lost, disjoint and in order.
@@ -66,6 +79,8 @@ struct WriteBackJob {
     /// that the device below holds.
     data: Payload,
     is_below: bool,
+    /// When it went to the device; `None`: not yet, or another process submitted it.
+    begun_at: Option<Instant>,
 }
 
 impl WriteBackJob {
@@ -104,11 +119,22 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             next_number: 0,
             dirty_bytes: 0,
             dirty_writes: 0,
+            window: FlightWindow::new(DIRTY_BYTES_MIN),
+            pace: PathPace::UNKNOWN,
+            account: None,
+            last_early: 0,
+            owed_from: 0,
             waiting: 0,
             lost: Vec::new(),
             losses: 0,
             is_untold: false,
         }
+    }
+
+    /// As `new`: the window may become larger than [`WINDOW_BYTES_OWN`], and takes what is more from this account.
+    #[must_use]
+    pub fn within(self, account: Arc<MemoryAccount>) -> Self {
+        Self { account: Some(account), ..self }
     }
 
     /// Bytes that are answered but not yet written.
@@ -160,7 +186,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
 
     fn begin(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
         let job = self.jobs.get_mut(&number).expect("it is there");
-        job.is_below = true;
+        (job.is_below, job.begun_at) = (true, Some(now));
         let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.request.clone() };
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
@@ -171,16 +197,27 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         if !self.lost.is_empty() || self.below.device.epoch().is_none() {
             return;
         }
-        for job in self.jobs.values_mut().filter(|job| job.is_early() && job.is_below && job.owed.is_some()) {
-            let bytes = u64::from(job.request.length);
-            if self.dirty_writes >= DIRTY_WRITES_MAX || self.dirty_bytes + bytes > DIRTY_BYTES_MAX {
-                return;
+        let mut first_owed = None;
+        let owed = self.jobs.range_mut(self.owed_from..).filter(|(_, job)| job.is_early() && job.owed.is_some());
+        for (&number, job) in owed {
+            if !job.is_below {
+                first_owed.get_or_insert(number);
+                continue;
             }
-            (self.dirty_writes, self.dirty_bytes) = (self.dirty_writes + 1, self.dirty_bytes + bytes);
+            let all_bytes = self.dirty_bytes + u64::from(job.request.length);
+            if all_bytes > self.window.bytes() && !self.window.grow(self.account.as_ref()) {
+                self.window.note_full(self.last_early);
+            }
+            if self.dirty_writes >= DIRTY_WRITES_MAX || all_bytes > self.window.bytes() {
+                first_owed.get_or_insert(number);
+                break;
+            }
+            (self.dirty_writes, self.dirty_bytes, self.last_early) = (self.dirty_writes + 1, all_bytes, number);
             if let Some(request) = job.owed.take() {
                 done.push(request.answer(Payload::Empty));
             }
         }
+        self.owed_from = first_owed.unwrap_or(self.next_number);
     }
 
     /// Handles what the device has completed and continues waiting requests; returns whether any continued.
@@ -189,6 +226,10 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
             let job = self.jobs.remove(&answer.id.0).expect("a device answers what it was asked, once");
+            if let (true, Some(begun_at)) = (job.is_early(), job.begun_at) {
+                self.pace.note(begun_at, now);
+                self.window.complete(answer.id.0, self.pace);
+            }
             self.note(&job, answer.result);
             if let Some(request) = job.owed {
                 let is_untrue = request.op == BlockOp::Flush && std::mem::take(&mut self.is_untold);
@@ -314,7 +355,8 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
         let block_request = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
         let number = self.next_number;
         self.next_number += 1;
-        self.jobs.insert(number, WriteBackJob { request: block_request, owed: Some(request), data, is_below: false });
+        let (owed, is_below, begun_at) = (Some(request), false, None);
+        self.jobs.insert(number, WriteBackJob { request: block_request, owed, data, is_below, begun_at });
         if !self.advance(now, number, done) {
             self.waiting += 1;
         }
@@ -428,7 +470,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
         self.waiting += usize::from(!is_below);
         let owed = is_owed.then(|| request.clone().launch());
-        self.jobs.insert(number, WriteBackJob { request, owed, data, is_below });
+        self.jobs.insert(number, WriteBackJob { request, owed, data, is_below, begun_at: None });
     }
 
     /// Checks the snapshot against the device's requests; returns the requests that this layer has to answer.

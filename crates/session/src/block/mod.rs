@@ -37,6 +37,7 @@ pub mod swap;
 mod swappable;
 mod switch;
 mod traced;
+mod window;
 
 pub use ahead::{AHEAD_KIND, ReadAheadLayer};
 pub use answered::{ImmediateDeviceStore, make_durable};
@@ -54,3 +55,4 @@ pub use swap::MediumSwap;
 pub use swappable::{AWAY_KIND, DeviceSwapAction, SWAPPED_KIND, SwappableDevice};
 pub use switch::{MediumSwitch, SwitchStore};
 pub use traced::TracingLayer;
+pub use window::{WINDOW_BYTES_MAX, WINDOW_BYTES_OWN};

@@ -236,7 +236,7 @@ impl ImporterSession {
             hold: HoldLimits::default(),
             limits,
             accepted: PeerLimits::default(),
-            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            pool: BufferPool::new(limits.pool_bytes_max()),
         }
     }
 
@@ -545,7 +545,7 @@ impl ImporterSession {
             hold: HoldLimits::default(),
             limits,
             accepted: PeerLimits::default(),
-            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            pool: BufferPool::new(limits.pool_bytes_max()),
         })
     }
 }

@@ -17,8 +17,8 @@ use super::timing::{CountRequest, ReadClock};
 use crate::ProtocolViolation;
 use crate::snapshot::{FieldReader, SnapshotWriter};
 
-/// The most requests in flight: twice what a kernel's block layer keeps (Linux: `nr_requests` 128).
-const REQUESTS_MAX: u16 = 256;
+/// The most requests in flight: those of 64 KiB that fill the largest credit.
+const REQUESTS_MAX: u16 = 1024;
 /// The most bytes of idle buffers that are kept.
 const POOL_BYTES: usize = 8 << 20;
 

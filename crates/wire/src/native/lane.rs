@@ -56,12 +56,21 @@ pub struct LaneLimits {
 }
 
 impl LaneLimits {
-    /// Receives into 256 KiB from the start, and cuts frames until 16 MiB are unacknowledged.
-    pub const DEFAULT: LaneLimits =
-        LaneLimits { receive_bytes: 256 << 10, first_receive_bytes: 256 << 10, unacknowledged_bytes_max: 16 << 20 };
+    /// Receives into 256 KiB from the start, and cuts frames until as much is unacknowledged as one device may have in
+    /// flight.
+    pub const DEFAULT: LaneLimits = LaneLimits {
+        receive_bytes: 256 << 10,
+        first_receive_bytes: 256 << 10,
+        unacknowledged_bytes_max: farbus_model::limits::CREDIT_BYTES_MAX,
+    };
     /// As the default, for a process with a thousand sessions, of which few are busy: a receive buffer is small until
     /// it is filled.
     pub const SPARING: LaneLimits = LaneLimits { first_receive_bytes: 16 << 10, ..LaneLimits::DEFAULT };
+
+    /// Bytes of idle buffers that a session keeps for reuse: a sixteenth of what may be unacknowledged.
+    pub fn pool_bytes_max(&self) -> usize {
+        self.unacknowledged_bytes_max / 16
+    }
 }
 
 /// A lane's two directions.

@@ -115,7 +115,7 @@ impl DeviceUse {
             Ok(lease) => Ok((opened_device, lease)),
             Err(error) => {
                 let ConnectionContext { clock, limits, .. } = &self.shared.serving;
-                opened_device.served(0, *limits, *clock, None).finish(self.now());
+                opened_device.served(0, (*limits).into(), *clock, None).finish(self.now());
                 Err(self.unnumbered(bus_id, &error))
             }
         }

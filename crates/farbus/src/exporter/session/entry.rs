@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farbus_io_net::link::Link;
 use farbus_model::budget::{BudgetExhaustion, MemoryAccount, MemoryCharge};
-use farbus_model::limits::CREDIT_BYTES_MAX;
+use farbus_model::limits::{CREDIT_BYTES_MAX, USB_CREDIT_BYTES_MAX};
 use farbus_model::{Device, Instant};
 use farbus_session::UseEnding;
 use farbus_session::native::control as native;
@@ -147,7 +147,9 @@ impl SessionEntry {
         let taken = match fixed_bytes(open) {
             Some(bytes) => self.account.take_fixed_for_device(bytes)?,
             None => {
-                let (taken, credit_bytes) = self.account.take_for_device(devices)?;
+                let most =
+                    if open.class == native::AttachmentClass::BLOCK { CREDIT_BYTES_MAX } else { USB_CREDIT_BYTES_MAX };
+                let (taken, credit_bytes) = self.account.take_for_device(devices, most)?;
                 self.credit_bytes.store(credit_bytes, Ordering::Release);
                 taken
             }

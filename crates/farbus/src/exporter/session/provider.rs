@@ -167,7 +167,7 @@ impl OpenedDevice {
     pub fn served(
         self,
         number: u16,
-        limits: SessionLimits,
+        limits: AttachmentLimits,
         clock: BoottimeClock,
         meters: Option<Arc<EngineMeters>>,
     ) -> Box<dyn ServedExport> {
@@ -177,10 +177,10 @@ impl OpenedDevice {
             }
         });
         let clock = Box::new(move || clock.now());
-        let credit = limits.payload_bytes_max;
+        let credit = limits.disk_credit_bytes;
         match self {
             OpenedDevice::Usb { record, device, give_back, pass_on } => {
-                let usb = ServedUsb::new(number, device, record, limits, give_back);
+                let usb = ServedUsb::new(number, device, record, limits.usb, give_back);
                 Box::new(usb.inheritable(pass_on).timed_by(clock).counted_by(count))
             }
             OpenedDevice::Block { device, durability, give_back, pass_on, suspension } => {
@@ -216,7 +216,7 @@ impl OpenedDevice {
     pub fn serve_again(
         self,
         clock: BoottimeClock,
-        limits: SessionLimits,
+        limits: AttachmentLimits,
         left: &UnservedAttachment,
         meters: Option<Arc<EngineMeters>>,
     ) -> Result<Box<dyn ServedExport>, ProtocolViolation> {
@@ -394,8 +394,27 @@ pub trait DeviceProvider: Send + Sync + 'static {
     fn settle(&self, left: &UnservedAttachment);
 }
 
-/// Limits of one attachment: those of the provider, within the credit of the session.
-pub fn limits_of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> SessionLimits {
-    let limits = provider.limits();
-    SessionLimits { payload_bytes_max: limits.payload_bytes_max.min(session_handle.credit_bytes()), ..limits }
+/// What one attachment may hold.
+#[derive(Clone, Copy)]
+pub struct AttachmentLimits {
+    /// Of a USB device: those of the provider, within the credit.
+    usb: SessionLimits,
+    /// What a disk may have in flight, bytes.
+    disk_credit_bytes: usize,
+}
+
+impl AttachmentLimits {
+    /// The limits of the attachment of this session.
+    pub fn of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> Self {
+        let (limits, credit) = (provider.limits(), session_handle.credit_bytes());
+        let usb = SessionLimits { payload_bytes_max: limits.payload_bytes_max.min(credit), ..limits };
+        Self { usb, disk_credit_bytes: credit }
+    }
+}
+
+impl From<SessionLimits> for AttachmentLimits {
+    /// A disk gets as many bytes in flight as a USB device.
+    fn from(usb: SessionLimits) -> Self {
+        Self { usb, disk_credit_bytes: usb.payload_bytes_max }
+    }
 }

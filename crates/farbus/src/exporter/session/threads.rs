@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
-use crate::exporter::session::provider::limits_of;
+use crate::exporter::session::provider::AttachmentLimits;
 pub use crate::exporter::session::provider::{
     DeviceProvider, HandoverOutcome, OpenedAttachment, OpenedDevice, SessionHandle,
 };
@@ -317,7 +317,8 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         for (&number, session_handle) in &self.session_handles.by_number {
             session_handle.note_ending(ending);
             if let Some(HandoverOutcome::Back(opened_device, _)) = session_handle.leave() {
-                opened_device.served(number, self.provider.limits(), self.provider.clock(), None).finish(now);
+                let limits = self.provider.limits().into();
+                opened_device.served(number, limits, self.provider.clock(), None).finish(now);
             }
         }
         let is_used = self.session.attachments() > 0;
@@ -500,7 +501,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
             };
             let (number, now) = (left.number, self.clock.now());
             let served = opened.and_then(|OpenedAttachment { opened_device, session_handle, .. }| {
-                let limits = limits_of(&**self.provider, &*session_handle);
+                let limits = AttachmentLimits::of(&**self.provider, &*session_handle);
                 let served = opened_device.serve_again(self.clock, limits, &left, session_handle.meters());
                 self.session_handles.by_number.insert(number, session_handle);
                 served.map_err(|reject| AttachmentEndNotice {
@@ -718,7 +719,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
                 None => {}
                 Some(HandoverOutcome::Over(end)) => session.let_go(number, &end),
                 Some(HandoverOutcome::Back(opened_device, lease)) => {
-                    let limits = limits_of(&**self.provider, &**session_handle);
+                    let limits = AttachmentLimits::of(&**self.provider, &**session_handle);
                     session.take_back(
                         now,
                         number,
@@ -860,7 +861,7 @@ impl<H: DeviceProvider> SessionDeviceOpener<'_, H> {
         number: u16,
         OpenedAttachment { opened_device, session_handle, lease }: OpenedAttachment,
     ) -> (u64, Box<dyn ServedExport>) {
-        let limits = limits_of(&**self.provider, &*session_handle);
+        let limits = AttachmentLimits::of(&**self.provider, &*session_handle);
         let meters = session_handle.meters();
         self.session_handles.by_number.insert(number, session_handle);
         self.session_handles.has_news = true;

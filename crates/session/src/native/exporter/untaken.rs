@@ -279,7 +279,7 @@ impl ExporterSession {
 
     /// The link of a lane has ended: releases memory that the next link does not need.
     pub(super) fn give_memory_back(&mut self) {
-        self.pool = BufferPool::new(self.limits.unacknowledged_bytes_max / 4);
+        self.pool = BufferPool::new(self.limits.pool_bytes_max());
         let held = self.held_bytes();
         self.backlog.allowance.settle(held.max(SESSION_BYTES));
     }
