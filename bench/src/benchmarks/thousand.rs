@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::database::ScratchFolder;
@@ -27,6 +28,10 @@ const KIB_MAX: f64 = 200.0;
 const THREADS_MAX: f64 = 1.0;
 const IDLE_PERCENT_MAX: f64 = 1.0;
 const RESTART_S_MAX: f64 = 5.0;
+/// How long a list of all devices may take.
+const LIST_MS_MAX: f64 = 100.0;
+/// How long after an exporter was killed and started again all its devices may take to be in use.
+const KILLED_S_MAX: f64 = 8.0;
 /// So many busy disks together move at least this share of what [`FEW`] move.
 const BUSY_SHARE_MIN: f64 = 0.8;
 /// How many disks are busy at a time.
@@ -77,6 +82,12 @@ impl DaemonProcesses {
             self.0.iter().filter_map(of).sum()
         };
         DaemonCost { kib: sum("RssAnon:"), threads: sum("Threads:") }
+    }
+
+    /// Sends a signal to the daemon, and to none of its helpers.
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let daemon = self.0.first().and_then(|pid| Pid::from_raw(i32::try_from(*pid).ok()?));
+        Ok(kill_process(daemon.context("a daemon has a number")?, signal)?)
     }
 
     fn cpu_seconds(&self) -> f64 {
@@ -212,7 +223,8 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         add(format!("processor of an idle {end}"), percent, SpeedTarget::AtMost(IDLE_PERCENT_MAX), String::new());
     }
     let list = format!("lab3:{port}");
-    add("farbus list".into(), timed(&desk, &["list", &list], 5)?, SpeedTarget::Context, String::new());
+    let took = timed(&desk, &["list", &list], 5)?;
+    add("farbus list".into(), took, SpeedTarget::AtMost(LIST_MS_MAX), String::new());
     add("farbus status at the importer".into(), timed(&desk, &["status"], 5)?, SpeedTarget::Context, String::new());
     let (mut few, mut many) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -243,10 +255,15 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         add(format!("daemon restart at the {end}"), took, SpeedTarget::AtMost(RESTART_S_MAX), detail);
         DaemonProcesses::of(config)?;
     }
+    DaemonProcesses::of(&shared)?.signal(Signal::KILL)?;
+    let began = Instant::now();
+    let _exporter = lab3.start(&["daemon", "--config", &text_of(&shared)?])?;
+    wait_for(&lab3, "in use", devices)?;
+    let took = MeasuredQuantity::new(SampleSpread::once(began.elapsed().as_secs_f64()), "s");
+    let what = "exporter killed and started again, all in use after";
+    add(what.into(), took, SpeedTarget::AtMost(KILLED_S_MAX), String::new());
     for config in [&attached, &shared] {
-        let family = DaemonProcesses::of(config)?;
-        let daemon = family.0.first().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(*pid).ok()?));
-        rustix::process::kill_process(daemon.context("a daemon has a number")?, rustix::process::Signal::TERM)?;
+        DaemonProcesses::of(config)?.signal(Signal::TERM)?;
     }
     Ok(findings)
 }

@@ -266,11 +266,13 @@ impl RequestedShares {
 
     fn take(&self, is_it: impl Fn(u64, &RequestedShare) -> bool) -> Vec<RequestedShare> {
         let mut all = self.all();
-        let taken =
+        let taken: Vec<RequestedShare> =
             all.shares.extract_if(.., |number, requested| is_it(*number, requested)).map(|(_, it)| it).collect();
         drop(all);
-        // The thread that watches the leases has to let go of theirs.
-        self.wake.wake();
+        if !taken.is_empty() {
+            // The thread that watches the leases has to let go of theirs.
+            self.wake.wake();
+        }
         taken
     }
 

@@ -13,6 +13,7 @@
 //! | `notes_of` | tells what the owner says of a shared device by `farbus label` |
 //! | `shared` | takes the devices that the process identified before it gave its rights away; once |
 //! | `retirement` | notes and tells what a host said of a disk that it moves to its own machine; only of devices that are shared here |
+//! | `retirements` | tells the same of many disks at once, as a list of all devices needs it |
 //! | `attached_device`, `keep_attached_device` | tells and stores which device an attachment of the configuration has, or a share by port; of the configuration only |
 //! | `open_frames` | opens a FIFO, device or file to read a stream's frames from, and passes it |
 //! | `open_usb` | opens a node below `/dev/bus/usb` and passes it |

@@ -10,7 +10,10 @@ use std::time::Duration;
 use farbus_control::device::RemoteIdentity;
 use farbus_io_linux::evidence::ProcessSecret;
 use farbus_io_linux::frontend::fuse::MountMark;
-use farbus_io_net::trust::{AttachedDevice, AuditOutcome, DeviceId, Fingerprint, StoredBooking, StoredLease};
+use farbus_io_net::sys::passing::MESSAGE_BYTES_MAX;
+use farbus_io_net::trust::{
+    AttachedDevice, AuditOutcome, DeviceId, DiskRetirement, Fingerprint, StoredBooking, StoredLease,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -18,6 +21,54 @@ use crate::common::socket_place::SocketLocation;
 use crate::devices::identities::{ExpectedImage, KnownUsb};
 use crate::devices::retirement::RetirementStep;
 use crate::hosts::reach::AddressHints;
+
+/// The most bytes of an answer's list: a message has room for its own words beside that.
+const LIST_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 256;
+
+/// The answer to [`BrokerRequest::Retirements`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StoredRetirements {
+    /// How many of the devices were looked up, from the first on: as many as a message has room for.
+    pub count: usize,
+    /// Those of them of which something is to be told. Of the others nothing is stored.
+    pub found: Vec<FoundRetirement>,
+}
+
+/// What is stored of one disk, or why that is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FoundRetirement {
+    pub device: DeviceId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retirement: Option<DiskRetirement>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+impl StoredRetirements {
+    /// Looks up as many of the devices as a message has room for.
+    pub fn look_up(
+        devices: &[DeviceId],
+        mut stored: impl FnMut(DeviceId) -> io::Result<Option<DiskRetirement>>,
+    ) -> io::Result<Self> {
+        let (mut all, mut filled) = (Self::default(), 0);
+        for &device in devices {
+            let found = match stored(device) {
+                Ok(None) => None,
+                Ok(retirement) => Some(FoundRetirement { device, retirement, trouble: None }),
+                Err(error) => Some(FoundRetirement { device, retirement: None, trouble: Some(error.to_string()) }),
+            };
+            if let Some(found) = found {
+                filled += to_json(&found)?.len() + 1;
+                if filled > LIST_BYTES_MAX {
+                    break;
+                }
+                all.found.push(found);
+            }
+            all.count += 1;
+        }
+        Ok(all)
+    }
+}
 
 /// A question of the confined process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +157,10 @@ pub(super) enum BrokerRequest {
     Retirement {
         device: DeviceId,
         step: Option<RetirementStep>,
+    },
+    /// Asks what is stored of many disks, as [`BrokerRequest::Retirement`] does of one ([`StoredRetirements`]).
+    Retirements {
+        devices: Vec<DeviceId>,
     },
     /// Reserves a count for the next lease of a device that is shared here.
     ReserveLease {
@@ -324,6 +379,24 @@ pub(super) fn in_ms(span: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_about_many_disks_has_as_many_as_a_message_has_room_for() {
+        let devices: Vec<DeviceId> = (1..=200).map(|number| DeviceId::from_random([number; 16])).collect();
+        let text = || "x".repeat(300);
+        let moved = || DiskRetirement { by: text(), host: text(), since: text(), is_done: true };
+        let (mut rest, mut found) = (&devices[..], Vec::new());
+        while !rest.is_empty() {
+            let stored = StoredRetirements::look_up(rest, |_| Ok(Some(moved()))).unwrap();
+            let answer = to_json(&BrokerAnswer::Done(serde_json::json!(stored))).unwrap();
+            assert!(answer.len() <= MESSAGE_BYTES_MAX && stored.count == stored.found.len(), "{}", answer.len());
+            rest = &rest[stored.count..];
+            found.extend(stored.found.into_iter().map(|found| found.device));
+        }
+        assert_eq!(found, devices);
+        let unknown = StoredRetirements::look_up(&devices, |_| Ok(None)).unwrap();
+        assert_eq!(unknown, StoredRetirements { count: devices.len(), found: Vec::new() });
+    }
 
     /// What the confined process, which may have been taken over, says to the broker; and what it is told.
     #[test]

@@ -42,7 +42,7 @@ use super::recording::{AuditRecording, RecordedUse};
 use super::replacement;
 use super::schedules::ThreadTimeShares;
 use super::system_access::{
-    attached_device, drivers, keep_attached_device, may_plug, notes_of, retirement_of, word_of,
+    attached_device, drivers, keep_attached_device, may_plug, notes_of, retirement_of, retirements_of, word_of,
 };
 use super::taken::DetachedUsbDevices;
 use crate::common::processor_leases::ask_for;
@@ -225,6 +225,7 @@ impl BrokerServer {
             BrokerRequest::KeepAttachedDevice { target, device } => self.keep_attached_device(target, device),
             BrokerRequest::Shared { devices } => self.shared(devices),
             BrokerRequest::Retirement { device, step } => self.retirement(device, step),
+            BrokerRequest::Retirements { devices } => self.retirements(&devices),
             BrokerRequest::ReserveLease { device, latest, above } => {
                 done(json!(self.lease_checks.reserve(&self.folder_with(device)?, device, latest, above)?))
             }
@@ -406,6 +407,12 @@ impl BrokerServer {
     fn retirement(&self, device: DeviceId, step: Option<RetirementStep>) -> BrokerResult {
         self.hold(self.identifying.has(device), || format!("{device} is not shared here"))?;
         done(json!(retirement_of(device, step.as_ref())?))
+    }
+
+    fn retirements(&self, devices: &[DeviceId]) -> BrokerResult {
+        let other = devices.iter().find(|device| !self.identifying.has(**device));
+        self.hold(other.is_none(), || other.map_or_else(String::new, |device| format!("{device} is not shared here")))?;
+        done(json!(retirements_of(devices)?))
     }
 
     fn open_frames(&self, path: PathBuf) -> BrokerResult {
@@ -874,6 +881,7 @@ mod tests {
             BrokerRequest::NotesOf { device: Some(random_device_id()), name: "disk".into() },
             BrokerRequest::NoteName { device: random_device_id(), name: "disk".into(), is_named: true },
             BrokerRequest::Retirement { device: random_device_id(), step: Some(RetirementStep::Stays) },
+            BrokerRequest::Retirements { devices: vec![random_device_id()] },
             BrokerRequest::ReserveLease { device: random_device_id(), latest: 0, above: 0 },
             BrokerRequest::KeepLease { device: random_device_id(), lease: None },
             BrokerRequest::KeepBookings { device: random_device_id(), bookings: Vec::new() },

@@ -1,6 +1,6 @@
 //! How a process does what needs rights: itself, or through its broker.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use farbus_model::UsbSpeed;
 use serde_json::Value;
 
 use super::line::BrokerClient;
-use super::protocol::{BrokerRequest, MountedAt, in_ms};
+use super::protocol::{BrokerRequest, FoundRetirement, MountedAt, StoredRetirements, in_ms};
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{SocketListener, SocketLocation};
@@ -35,6 +35,9 @@ use crate::devices::media_journal;
 use crate::devices::retirement::{RetirementStep, retirement};
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, AddressHints, ReachedAddress};
+
+/// About how many disks a broker is asked at a time: a message has room for 400 ids.
+const RETIREMENTS_AT_A_TIME: usize = 256;
 
 /// Does what needs rights.
 #[derive(Clone, Debug, Default)]
@@ -332,6 +335,38 @@ impl SystemAccess {
         }
     }
 
+    /// What is stored of disks that hosts have moved, or why that is not known, of those of which something is stored:
+    /// what [`SystemAccess::retirement`] tells of one. Asks a broker about many at a time.
+    pub(crate) fn retirements(&self, devices: &[DeviceId]) -> BTreeMap<DeviceId, Result<DiskRetirement, String>> {
+        let mut all = BTreeMap::new();
+        let mut rest = devices;
+        while !rest.is_empty() {
+            let chunk = &rest[..rest.len().min(RETIREMENTS_AT_A_TIME)];
+            let answer = match self {
+                SystemAccess::Own => retirements_of(chunk),
+                SystemAccess::Through(broker) => {
+                    let question = BrokerRequest::Retirements { devices: chunk.to_vec() };
+                    broker.ask(&question, None).map(|(stored, _)| stored)
+                }
+            };
+            // A broker of an earlier release does not know the question, and refuses it for one device that it does not
+            // know: then there is a question for each.
+            let Some(stored) = answer.ok().filter(|stored: &StoredRetirements| stored.count > 0) else {
+                for &device in chunk {
+                    let found = self.retirement(device, None).map_err(|error| error.to_string()).transpose();
+                    all.extend(found.map(|found| (device, found)));
+                }
+                rest = &rest[chunk.len()..];
+                continue;
+            };
+            all.extend(stored.found.into_iter().filter_map(|FoundRetirement { device, retirement, trouble }| {
+                Some((device, retirement.map(Ok).or_else(|| trouble.map(Err))?))
+            }));
+            rest = &rest[stored.count.min(chunk.len())..];
+        }
+        all
+    }
+
     /// Reserves a count for the next lease of a shared device durably, as [`KnownLease::reserve`] does.
     ///
     /// # Errors
@@ -556,6 +591,12 @@ pub(super) fn keep_attached_device(config: &Path, target: &str, device: Option<&
 pub(super) fn retirement_of(device: DeviceId, step: Option<&RetirementStep>) -> io::Result<Option<DiskRetirement>> {
     let folder = HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
     retirement(&folder, device, step).map_err(io::Error::other)
+}
+
+/// What is stored of disks that hosts have moved: of as many as an answer has room for.
+pub(super) fn retirements_of(devices: &[DeviceId]) -> io::Result<StoredRetirements> {
+    let folder = HostFolder::of_user().and_then(|folder| folder.opened_once()).map_err(io::Error::other)?;
+    StoredRetirements::look_up(devices, |device| retirement(&folder, device, None).map_err(io::Error::other))
 }
 
 /// The drivers that took the device on `port`.

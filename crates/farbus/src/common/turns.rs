@@ -46,6 +46,12 @@ impl<K: Ord + Clone> KeyedSemaphore<K> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many threads wait for a turn with this key.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self, key: &K) -> usize {
+        self.lines().get(key).map_or(0, |line| line.waiting.len())
+    }
+
     /// Waits for a turn, `time_max` at most and while `wants` it. Returns `None` if there was none.
     pub fn take(&self, key: K, time_max: Duration, wants: impl Fn() -> bool) -> Option<KeyedPermit<'_, K>> {
         let began = Instant::now();
@@ -118,7 +124,7 @@ mod tests {
 
     /// Waits until so many threads wait for a turn with this key.
     fn wait_for(turns: &KeyedSemaphore<u8>, key: u8, count: usize) {
-        while turns.lines().get(&key).map_or(0, |line| line.waiting.len()) != count {
+        while turns.waiting(&key) != count {
             thread::yield_now();
         }
     }

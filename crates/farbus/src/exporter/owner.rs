@@ -69,8 +69,8 @@ pub fn status(shared: &ExporterState) -> Vec<DeviceStatus> {
         let successor = devices.leases().successor(key);
         status.successor_left_ms = successor.map(|(_, until)| (until - now).as_millis() as u64);
         status.successor = successor.map(|(key, _)| shared.permissions.name_of(key));
-        devices.show_retirement(status);
     }
+    devices.show_retirements(&mut all);
     all
 }
 
@@ -229,4 +229,82 @@ pub fn stop(shared: &ExporterState, is_replaced: bool) -> bool {
     let devices = shared.registry.lock().close();
     drop(devices);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::{BrokerClient, SystemAccess};
+    use crate::devices::identities::labels::OfferTraits;
+    use farbus_gadgets::keyboard::KeyboardGadget;
+    use farbus_io_net::sys::passing::MessageSocket;
+    use farbus_io_net::trust::DeviceId;
+    use farbus_model::{ExportIdentity, SessionLimits};
+    use serde_json::{Value, json};
+    use std::thread::JoinHandle;
+
+    const DEVICES: u32 = 1000;
+
+    /// A broker that knows of one moved disk, and returns the questions that it was asked. An earlier release knows one
+    /// question less.
+    fn broker(moved: DeviceId, is_earlier: bool) -> (SystemAccess, JoinHandle<Vec<String>>) {
+        let (ours, theirs) = MessageSocket::pair().unwrap();
+        let retirement = json!({ "by": "key 1", "host": "desk", "since": "2026-11-30T07:00:00Z", "is_done": true });
+        let moved = json!(moved);
+        let answer = move |question: &Value| match question["ask"].as_str().unwrap() {
+            "retirement" if question["device"] == moved => json!({ "done": retirement }),
+            "retirement" => json!({ "done": null }),
+            "retirements" if !is_earlier => {
+                let devices = question["devices"].as_array().unwrap();
+                let found = devices.iter().filter(|device| **device == moved);
+                let found: Vec<Value> = found.map(|it| json!({ "device": it, "retirement": retirement })).collect();
+                json!({ "done": { "count": devices.len(), "found": found } })
+            }
+            _ => json!({ "refused": { "why": "not a question", "kind": "other" } }),
+        };
+        let serve = move || {
+            let passage = MessageSocket::over(theirs);
+            let mut questions = Vec::new();
+            while let Some(parcel) = passage.receive().unwrap() {
+                let question: Value = serde_json::from_slice(&parcel.bytes).unwrap();
+                passage.send(&serde_json::to_vec(&answer(&question)).unwrap(), None).unwrap();
+                questions.push(question["ask"].as_str().unwrap().to_owned());
+            }
+            questions
+        };
+        let system = SystemAccess::Through(Arc::new(BrokerClient::passed(ours.into_descriptor())));
+        (system, thread::spawn(serve))
+    }
+
+    /// The status of all devices, of which the seventh was moved away, and what a broker was asked for it.
+    fn status_and_questions(is_earlier: bool) -> (Vec<DeviceStatus>, Vec<String>) {
+        let shared = ExporterState::new(SessionLimits::DEFAULT);
+        let identity_of = |number: u32| ExportIdentity { id: u128::from(number) + 1, generation: 0 };
+        for number in 0..DEVICES {
+            let record = shared.registry.lock().add("d", Box::new(KeyboardGadget::device())).cloned().unwrap();
+            shared.registry.identify(&record.bus_id, identity_of(number));
+            shared.registry.labels.put(&record.bus_id, OfferTraits { is_lasting: true, ..OfferTraits::default() });
+        }
+        let (system, broker) = broker(DeviceId::of(identity_of(6)), is_earlier);
+        shared.registry.retirements.ask_through(system);
+        let all = status(&shared);
+        drop(shared);
+        (all, broker.join().unwrap())
+    }
+
+    #[test]
+    fn list_of_a_thousand_devices_asks_the_broker_a_few_questions() {
+        let (all, questions) = status_and_questions(false);
+        assert_eq!(all.len(), DEVICES as usize);
+        let moved: Vec<usize> = (0..all.len()).filter(|&at| all[at].moved.is_some()).collect();
+        assert_eq!((moved, all[6].state.as_str(), all[7].state.as_str()), (vec![6], "moved away", "available"));
+        assert!(questions.len() <= 4, "{} questions about {DEVICES} devices", questions.len());
+    }
+
+    #[test]
+    fn broker_of_an_earlier_release_is_asked_about_each_device() {
+        let (all, questions) = status_and_questions(true);
+        assert_eq!((all[6].state.as_str(), all[7].state.as_str()), ("moved away", "available"));
+        assert_eq!(questions.iter().filter(|ask| *ask == "retirement").count(), DEVICES as usize);
+    }
 }

@@ -137,9 +137,9 @@ fn lease(
 
 /// The status of the devices that the paired peer may use.
 fn visible_to(shared: &ExporterState, session: &SessionEntry, paired_peer: &PairedPeer) -> Vec<DeviceStatus> {
-    let peer = paired_peer.peer();
     let mut devices = owner::status(shared);
-    devices.retain(|device| shared.permissions.may_use(session.peer_identity, peer.as_ref(), &device.name));
+    let usable = shared.permissions.usable_by(session.peer_identity, paired_peer.peer().as_ref());
+    devices.retain(|device| usable.contains(&device.bus_id));
     // Where its owner moves it, why that failed, and what to type here is the owner's.
     devices.iter_mut().for_each(|device| device.swap = None);
     devices.iter_mut().filter_map(|device| device.another_in_port.as_mut()).for_each(|another| another.next.clear());

@@ -27,6 +27,8 @@ use serde::{Deserialize, Serialize};
 const QUESTION_BYTES_MAX: usize = 256 << 10;
 /// The longest answer: a list of 126 devices has about 40 KiB, and 200 KiB with the longest labels and comments.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// How much is received at a time: as much as a record of TLS has.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// A question of a paired host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,7 +102,45 @@ pub struct JsonLineChannel<'a> {
     link: &'a Link,
     time_max: Duration,
     bytes_max: usize,
-    received: Vec<u8>,
+    received: LineBuffer,
+}
+
+/// Bytes that were received, as lines. Each byte is looked at once, however long its line is.
+#[derive(Default)]
+struct LineBuffer {
+    bytes: Vec<u8>,
+    /// How many of the bytes are known to be in a line that has not ended.
+    searched: usize,
+    /// How many bytes were looked at in all.
+    #[cfg(test)]
+    looked_at: usize,
+}
+
+impl LineBuffer {
+    fn push(&mut self, piece: &[u8]) {
+        self.bytes.extend_from_slice(piece);
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Takes the next whole line, with its end.
+    fn take_line(&mut self) -> Option<Vec<u8>> {
+        let new = &self.bytes[self.searched..];
+        let end = new.iter().position(|&byte| byte == b'\n');
+        #[cfg(test)]
+        {
+            self.looked_at += end.map_or(new.len(), |end| end + 1);
+        }
+        let Some(end) = end else {
+            self.searched = self.bytes.len();
+            return None;
+        };
+        let rest = self.bytes.split_off(self.searched + end + 1);
+        self.searched = 0;
+        Some(std::mem::replace(&mut self.bytes, rest))
+    }
 }
 
 impl<'a> JsonLineChannel<'a> {
@@ -110,7 +150,7 @@ impl<'a> JsonLineChannel<'a> {
     /// The socket refuses its timeout.
     pub fn over(link: &'a Link, time_max: Duration) -> io::Result<Self> {
         link.set_receive_timeout(Some(time_max))?;
-        Ok(Self { link, time_max, bytes_max: QUESTION_BYTES_MAX, received: Vec::new() })
+        Ok(Self { link, time_max, bytes_max: QUESTION_BYTES_MAX, received: LineBuffer::default() })
     }
 
     /// Sends questions and receives answers on `link`. The peer may take `time_max` for each.
@@ -126,18 +166,17 @@ impl<'a> JsonLineChannel<'a> {
     /// # Errors
     /// The link was lost or was silent for too long, or the line is too long.
     pub fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let mut piece = [0; 4096];
+        let mut piece = [0; PIECE_BYTES];
         loop {
-            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
-                let rest = self.received.split_off(end + 1);
-                return Ok(Some(std::mem::replace(&mut self.received, rest)));
+            if let Some(line) = self.received.take_line() {
+                return Ok(Some(line));
             }
             if self.received.len() > self.bytes_max {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a line that does not end"));
             }
             match self.link.receive(&mut piece)? {
                 0 => return Ok(None),
-                count => self.received.extend_from_slice(&piece[..count]),
+                count => self.received.push(&piece[..count]),
             }
         }
     }
@@ -183,6 +222,20 @@ pub fn send_all(link: &Link, bytes: &[u8], time_max: Duration) -> io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_byte_of_a_long_answer_is_looked_at_once() {
+        let mut buffer = LineBuffer::default();
+        for _ in 0..1000 {
+            buffer.push(&[b'x'; 1024]);
+            assert_eq!(buffer.take_line(), None);
+        }
+        buffer.push(b"\nnext\nrest");
+        assert_eq!(buffer.take_line().map(|line| line.len()), Some(1000 * 1024 + 1));
+        assert_eq!(buffer.take_line().as_deref(), Some(&b"next\n"[..]));
+        assert_eq!((buffer.take_line(), buffer.len()), (None, 4));
+        assert_eq!(buffer.looked_at, 1000 * 1024 + b"\nnext\nrest".len());
+    }
 
     #[test]
     fn questions_between_hosts_are_stable_json() {

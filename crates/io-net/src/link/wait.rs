@@ -162,7 +162,7 @@ pub fn wait_exactly() {
 #[derive(Debug)]
 pub struct ThreadWaker {
     event: OwnedFd,
-    /// Set after the event: a thread that checks often and is seldom woken makes no system call for it.
+    /// Set before the event and after it: a thread that checks often and is seldom woken makes no system call for it.
     is_woken: AtomicBool,
 }
 
@@ -178,9 +178,18 @@ impl ThreadWaker {
 
     /// Wakes the waiting thread, now or when it next waits.
     pub fn wake(&self) {
+        self.set_event();
+        // The thread that cleared the flag before the event was set has to clear the event, too.
+        self.is_woken.store(true, Ordering::Release);
+    }
+
+    /// The first part of [`ThreadWaker::wake`]. The woken thread often runs before this one goes on, on its processor:
+    /// it has to find the flag, or it would find the event and nothing to do, again and again, for as long as it may
+    /// run.
+    fn set_event(&self) {
+        self.is_woken.store(true, Ordering::Release);
         // A full counter wakes the thread as well.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-        self.is_woken.store(true, Ordering::Release);
     }
 
     /// Clears the event. Check what a waking thread may have left after this call and not before it: an event that is
@@ -225,6 +234,21 @@ mod tests {
         rustix::io::write(&other, b"x").unwrap();
         wait(&mut interests, None).unwrap();
         assert!(interests[0].is_ready());
+    }
+
+    #[test]
+    fn thread_that_runs_before_its_waker_goes_on_clears_the_event() {
+        let wake = ThreadWaker::new().unwrap();
+        let is_set = || {
+            let mut interests = [PollInterest::new(wake.as_fd(), false)];
+            wait(&mut interests, Some(Duration::ZERO)).unwrap();
+            interests[0].readable
+        };
+        wake.set_event();
+        assert!(is_set() && wake.take());
+        assert!(!is_set(), "it waits, and does not look again and again until its waker runs");
+        wake.wake();
+        assert!(is_set() && wake.take() && !is_set(), "the next one wakes it, too");
     }
 
     #[test]

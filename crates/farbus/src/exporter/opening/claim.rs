@@ -32,8 +32,8 @@ impl ExportOffers<Box<dyn Device>> for PeerOffers<'_> {
         let peer_identity = self.session.peer_identity;
         match &self.session.paired_peer {
             Some(paired_peer) => {
-                let peer = paired_peer.peer();
-                records.retain(|record| permissions.may_use(peer_identity, peer.as_ref(), name_of(record)));
+                let usable = permissions.usable_by(peer_identity, paired_peer.peer().as_ref());
+                records.retain(|record| usable.contains(&record.bus_id));
             }
             None => records.retain(|record| permissions.lent_to(peer_identity, name_of(record)) != Some(false)),
         }

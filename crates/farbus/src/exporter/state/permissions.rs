@@ -1,6 +1,6 @@
 //! Which peers may use which devices, beyond what `peers.toml` allows paired hosts; and the audit log of each use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -115,6 +115,18 @@ impl DevicePermissions {
         let registry = &self.registry;
         let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_as(device), registry.id_of(device)));
         self.lent_to(peer_identity, device).unwrap_or_else(may)
+    }
+
+    /// The bus ids of all devices that a peer may use, as [`DevicePermissions::may_use`] says of one: the registry is
+    /// read once, however many there are.
+    pub fn usable_by(&self, peer_identity: PeerIdentity, peer: Option<&Peer>) -> BTreeSet<String> {
+        let registry = &self.registry;
+        let mut names = registry.names();
+        names.retain(|bus_id, (name, id)| {
+            let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_at(bus_id, name), *id));
+            self.lent_to(peer_identity, name).unwrap_or_else(may)
+        });
+        names.into_keys().collect()
     }
 
     /// Whether a host that may use a device may observe it while another host uses it.

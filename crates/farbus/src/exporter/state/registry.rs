@@ -198,8 +198,12 @@ impl DeviceRegistry {
     /// The name by which permissions mean the device of this name; empty if its share is by port and another device is
     /// there: that name means the one of before.
     pub fn permitted_as<'a>(&self, name: &'a str) -> &'a str {
-        let Ok(bus_id) = self.bus_id_of(name) else { return name };
-        if self.labels.of(&bus_id).another.is_some() { "" } else { name }
+        self.bus_id_of(name).map_or(name, |bus_id| self.permitted_at(&bus_id, name))
+    }
+
+    /// As [`DeviceRegistry::permitted_as`], of the device with this bus id.
+    pub fn permitted_at<'a>(&self, bus_id: &str, name: &'a str) -> &'a str {
+        if self.labels.of(bus_id).another.is_some() { "" } else { name }
     }
 
     /// The key under which the leases of the device with this bus id are kept.
@@ -262,25 +266,28 @@ impl DeviceRegistry {
         Ok(is_its)
     }
 
-    /// Adds to the status of a device that a host has moved it away, if so, or that what is stored of that cannot be
-    /// read.
-    pub fn show_retirement(&self, status: &mut DeviceStatus) {
-        let lasting = status.identity.as_ref().filter(|identity| identity.is_lasting).map(|identity| identity.id);
-        let Some(id) = lasting else { return };
-        let is_idle = status.user.is_none();
-        match self.retirements.of(id) {
-            Ok(None) => {}
-            Ok(Some(retirement)) => {
-                if is_idle && retirement.is_done {
-                    "moved away".clone_into(&mut status.state);
+    /// Adds to the status of each device that a host has moved it away, if so, or that what is stored of that cannot
+    /// be read.
+    pub fn show_retirements(&self, all: &mut [DeviceStatus]) {
+        let lasting_id = |status: &DeviceStatus| status.identity.as_ref().filter(|it| it.is_lasting).map(|it| it.id);
+        let lasting: Vec<DeviceId> = all.iter().filter_map(lasting_id).collect();
+        let found = self.retirements.of_all(&lasting);
+        for status in all {
+            let Some(found) = lasting_id(status).and_then(|id| found.get(&id).cloned()) else { continue };
+            let is_idle = status.user.is_none();
+            match found {
+                Ok(retirement) => {
+                    if is_idle && retirement.is_done {
+                        "moved away".clone_into(&mut status.state);
+                    }
+                    status.moved = Some(retirement_status(retirement));
                 }
-                status.moved = Some(retirement_status(retirement));
-            }
-            Err(why) => {
-                if is_idle {
-                    "failed".clone_into(&mut status.state);
+                Err(why) => {
+                    if is_idle {
+                        "failed".clone_into(&mut status.state);
+                    }
+                    status.trouble = Some(why);
                 }
-                status.trouble = Some(why);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Each question is answered by what is stored, so all processes of this host that share a disk agree, and what its
 //! owner forgets by a command holds at once.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use farbus_io_net::trust::{DeviceId, DiskRetirement};
@@ -33,6 +34,12 @@ impl DiskRetirements {
     pub fn of(&self, device: DeviceId) -> Result<Option<DiskRetirement>, String> {
         let Some(system) = self.system() else { return Ok(None) };
         system.retirement(device, None).map_err(|error| error.to_string())
+    }
+
+    /// What is stored of many devices, or why that is not known; only those of which something is stored. A list of a
+    /// thousand devices asks a few questions.
+    pub fn of_all(&self, devices: &[DeviceId]) -> BTreeMap<DeviceId, Result<DiskRetirement, String>> {
+        self.system().map_or_else(BTreeMap::new, |system| system.retirements(devices))
     }
 
     /// Notes durably what the host of a disk says of it. Returns what is stored then.

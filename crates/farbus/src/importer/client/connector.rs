@@ -14,7 +14,7 @@ use crate::broker::SystemAccess;
 use crate::common::socket_place::SocketLocation;
 use crate::hosts::known_host::{KnownHost, moved_to};
 use crate::hosts::reach::{ANSWER_TIME_MAX, ReachedAddress};
-use crate::importer::dial::{ConnectionProof, PairedDialFailure as NotFound, search};
+use crate::importer::dial::{ConnectionProof, DialUrgency, PairedDialFailure as NotFound, search};
 use crate::importer::options::transport::LinkTransport as Transport;
 use crate::importer::session::connection::DialCallback;
 
@@ -120,7 +120,17 @@ impl HostConnector {
         protocol: LinkProtocol,
         time_max: Duration,
     ) -> Result<Link, ClientError> {
-        let found = search(known, &self.system, ConnectionProof::Connected, |hints| {
+        self.connect_tcp(known, protocol, time_max, DialUrgency::Awaited)
+    }
+
+    fn connect_tcp(
+        &self,
+        known: &KnownHost,
+        protocol: LinkProtocol,
+        time_max: Duration,
+        urgency: DialUrgency,
+    ) -> Result<Link, ClientError> {
+        let found = search(known, &self.system, ConnectionProof::Connected, urgency, |hints| {
             let connected = self.system.connect_known(known, time_max, hints);
             let (link, ReachedAddress { place: location, is_new }) = connected.map_err(NotFound::NoConnection)?;
             let SocketLocation::Address(at) = location else { unreachable!("a paired host has an address") };
@@ -131,8 +141,8 @@ impl HostConnector {
     }
 
     /// An encrypted link over QUIC to a paired host. Only the handshake tells whether a host is there.
-    fn connect_quic(&self, known: &KnownHost, traffic: LinkTraffic) -> Result<Link, ClientError> {
-        let found = search(known, &self.system, ConnectionProof::Datagrams, |hints| {
+    fn connect_quic(&self, known: &KnownHost, traffic: LinkTraffic, urgency: DialUrgency) -> Result<Link, ClientError> {
+        let found = search(known, &self.system, ConnectionProof::Datagrams, urgency, |hints| {
             let (socket, to, is_new) = self.system.datagrams(known, hints).map_err(NotFound::NoConnection)?;
             let link = known.encrypt_datagrams(traffic, socket, to).map_err(|error| NotFound::NotMet(error, to))?;
             Ok((link, to, is_new))
@@ -150,7 +160,7 @@ impl HostConnector {
         let described = known.as_ref().map_or_else(|| address.to_owned(), |known| known.described());
         let mut connect = self.session_links(address, known, traffic)?;
         // The first link says best why the exporter cannot be reached.
-        let mut first = Some(connect()?);
+        let mut first = Some(connect(DialUrgency::Awaited)?);
         let mut redial = as_dial(connect);
         Ok((Box::new(move || first.take().map_or_else(&mut redial, Ok)), described))
     }
@@ -166,21 +176,24 @@ impl HostConnector {
 
     /// Makes the links of a session one after the other. It uses its own connection to the broker, so that waiting for
     /// a link delays no other thread.
+    ///
+    /// A session that has lost its link tries until its grace is over, and a thousand of them do so at once: they say
+    /// [`DialUrgency::Repeated`].
     fn session_links(
         &self,
         address: &str,
         known: Option<Arc<KnownHost>>,
         traffic: LinkTraffic,
-    ) -> Result<impl FnMut() -> Result<Link, ClientError> + Send + 'static, ClientError> {
+    ) -> Result<impl FnMut(DialUrgency) -> Result<Link, ClientError> + Send + 'static, ClientError> {
         if self.transport == Transport::Quic && known.is_none() {
             let what = format!("QUIC is for paired hosts, and {address} is none: see 'farbus pair'");
             return Err(ClientError::Local(what));
         }
         let apart = Self { system: self.system.apart().map_err(local)?, ..self.clone() };
         let address = address.to_owned();
-        Ok(move || match &known {
-            Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known, traffic),
-            Some(known) => apart.connect_encrypted(known, LinkProtocol::Session, ANSWER_TIME_MAX),
+        Ok(move |urgency: DialUrgency| match &known {
+            Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known, traffic, urgency),
+            Some(known) => apart.connect_tcp(known, LinkProtocol::Session, ANSWER_TIME_MAX, urgency),
             None => apart.system.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
         })
     }
@@ -200,10 +213,10 @@ fn not_found(known: &KnownHost, failure: NotFound) -> ClientError {
 
 /// A session tries again for a link unless the exporter refused it, which is the kind `PermissionDenied`.
 fn as_dial(
-    mut connect: impl FnMut() -> Result<Link, ClientError> + Send + 'static,
+    mut connect: impl FnMut(DialUrgency) -> Result<Link, ClientError> + Send + 'static,
 ) -> impl FnMut() -> io::Result<Link> + Send + 'static {
     move || {
-        connect().map_err(|error| {
+        connect(DialUrgency::Repeated).map_err(|error| {
             let kind = match &error {
                 ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
                 _ => io::ErrorKind::Other,
