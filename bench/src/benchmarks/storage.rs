@@ -4,7 +4,8 @@
 //! Bulk-Only wrappers, SCSI, a device in the middle.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -105,8 +106,16 @@ impl TmpfsImage {
 
     /// One of several at the same time.
     pub fn named(name: &str) -> Result<Self> {
+        Self::of_bytes(name, DISK_BYTES)
+    }
+
+    /// An image of so many bytes.
+    pub fn of_bytes(name: &str, bytes: u64) -> Result<Self> {
         let image = Self(Path::new("/dev/shm").join(format!("farbus-bench-{}-{name}.img", std::process::id())));
-        fs::write(&image.0, vec![FILL; DISK_BYTES as usize]).context("the image belongs on a tmpfs")?;
+        let fill = || -> io::Result<()> {
+            io::copy(&mut io::repeat(FILL).take(bytes), &mut File::create(&image.0)?).map(drop)
+        };
+        fill().context("the image belongs on a tmpfs")?;
         Ok(image)
     }
 }

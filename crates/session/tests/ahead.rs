@@ -178,6 +178,20 @@ fn window_grows_as_far_as_the_memory_of_all_windows_allows() {
 }
 
 #[test]
+fn a_reader_of_large_blocks_begins_with_four_of_them_and_is_followed_from_the_second() {
+    for (length, ahead) in [(128 << 10, 512 << 10), (1 << 20, 4 << 20), (8 << 20, 4 << 20)] {
+        let mut user = User::new(64 << 20);
+        for at in 0..2 {
+            user.read(at * length, length);
+            assert_eq!(user.device.fetched_bytes() > 0, at == 1);
+            user.round_trip();
+        }
+        let fetched = user.device.fetched_bytes() as usize;
+        assert!((ahead..=ahead + length + (512 << 10)).contains(&fetched), "{length}: {fetched}");
+    }
+}
+
+#[test]
 fn data_fetched_long_ago_is_fetched_again() {
     let mut user = User::new(1 << 20);
     let read = |user: &mut User, at: usize| {

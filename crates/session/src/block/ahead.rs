@@ -58,6 +58,8 @@ pub const RUNS_MIN: u32 = 3;
 const RUN_BYTES_MIN: u64 = 256 << 10;
 /// Initial number of bytes fetched ahead of one stream.
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
+/// Initial number of bytes fetched ahead of a reader of large blocks, at most: it is four of its reads.
+const WINDOW_BYTES_BEGUN_MAX: u64 = 4 << 20;
 /// Size of one piece that is fetched ahead, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
@@ -236,7 +238,9 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         }
         stream.next = stream.next.max(range.end);
         (stream.bytes, stream.read_at) = (stream.bytes.saturating_add(request.length.into()), now);
-        if stream.runs > RUNS_MIN || stream.runs > 1 && stream.bytes >= RUN_BYTES_MIN {
+        let begun_bytes = (4 * u64::from(request.length)).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_BEGUN_MAX);
+        stream.window.begin_with(begun_bytes);
+        if stream.runs > RUNS_MIN || stream.runs > 2 && stream.bytes >= RUN_BYTES_MIN {
             self.fetch(now, &mut stream, range.start, done);
         }
         if !stream.holds(&range) {

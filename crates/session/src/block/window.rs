@@ -80,6 +80,13 @@ impl FlightWindow {
         !self.taken.is_empty()
     }
 
+    /// Begins with so many bytes, at most [`WINDOW_BYTES_OWN`], if nobody has used it yet.
+    pub fn begin_with(&mut self, bytes: u64) {
+        if self.trial == WindowTrial::Untried && self.earlier_bytes == self.bytes && !self.was_full {
+            (self.bytes, self.earlier_bytes) = (bytes, bytes);
+        }
+    }
+
     /// Grows if the path carries all of it and `account` has the memory. Returns whether it grew.
     pub fn grow(&mut self, account: Option<&Arc<MemoryAccount>>) -> bool {
         let factors: &[u64] = if self.was_full { &[2] } else { &[4, 2] };
