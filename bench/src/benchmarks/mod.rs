@@ -101,7 +101,7 @@ pub const ALL: [Benchmark; 34] = [
     },
     Benchmark {
         name: distance::NAME,
-        target: "a disk 50 ms away, one request at a time: read in order or written with a write cache at least 0.9 of near or 1 GB/s, 0.7 in the first second, 4 KiB here and there in at most 1.2 round trips",
+        target: "a disk 50 ms away, one request at a time: read in order or written with a write cache at least 0.9 of near or 1 GB/s, 0.7 of that in the first second, 4 KiB here and there in at most 1.2 round trips",
         by_default: false,
         run: distance::run,
     },
