@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_model::budget::MemoryAccount;
 use farbus_model::{
@@ -23,6 +24,8 @@ pub const BEHIND_KIND: u16 = 9;
 pub const DIRTY_BYTES_MIN: u64 = WINDOW_BYTES_OWN;
 /// Most writes that are answered but not yet written: half of what an exporter accepts at a time.
 pub const DIRTY_WRITES_MAX: usize = 512;
+/// After so long without anything dirty a window that took memory gives it back to those of other disks.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(4);
 /// Lost ranges that are kept separately; beyond that, everything between the first and the last counts as lost.
 const LOST_MAX: usize = 64;
 
@@ -55,6 +58,8 @@ pub struct WriteBackLayer<D> {
     pace: PathPace,
     /// What a window takes memory from that is larger than it may always be.
     account: Option<Arc<MemoryAccount>>,
+    /// When the window gives that memory back, because nothing has been dirty for so long.
+    shrinks_at: Option<Instant>,
     /// The last write that was answered early.
     last_early: u64,
     /// No write with a smaller number is owed an answer that it may get early.
@@ -122,6 +127,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             window: FlightWindow::new(DIRTY_BYTES_MIN),
             pace: PathPace::UNKNOWN,
             account: None,
+            shrinks_at: None,
             last_early: 0,
             owed_from: 0,
             waiting: 0,
@@ -243,6 +249,11 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         }
         // After the results, so that a write that failed at once is not answered early.
         self.answer_early(done);
+        if self.dirty_writes > 0 || !self.window.has_taken() {
+            self.shrinks_at = None;
+        } else {
+            self.shrinks_at.get_or_insert(now + IDLE_TIME_MAX);
+        }
         has_begun
     }
 
@@ -361,6 +372,19 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
             self.waiting += 1;
         }
         self.collect(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.below.device.poll_timeout().into_iter().chain(self.shrinks_at).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
+        if self.shrinks_at.is_some_and(|at| at <= now) {
+            (self.shrinks_at, self.window) = (None, FlightWindow::new(DIRTY_BYTES_MIN));
+        }
+        if self.below.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.with_inner(now, done, |device, done| device.handle_timeout(now, done));
+        }
     }
 
     fn epoch(&self) -> Option<u64> {
