@@ -270,7 +270,7 @@ impl RequestedShares {
             all.shares.extract_if(.., |number, requested| is_it(*number, requested)).map(|(_, it)| it).collect();
         drop(all);
         if !taken.is_empty() {
-            // The thread that watches the leases has to let go of theirs.
+            // The thread that watches the leases has to release theirs.
             self.wake.wake();
         }
         taken

@@ -111,6 +111,10 @@ pub const LEFT_BYTES: usize = 4 * ROOM_BYTES;
 /// that begin before they have a device, and for what sessions hold that have outgrown what they took at first.
 const CREDIT_QUARTERS: usize = 3;
 
+/// What one device may take at most: what is left for all peers, divided by this. So many hosts may read one disk, and
+/// each leaves as much to the next ones.
+const CREDIT_PROCESS_PARTS: usize = 8;
+
 /// The most that a session without a device holds, part by part.
 pub const SESSION_PARTS: [(&str, usize); 8] = [
     ("received and not understood", 256 << 10),
@@ -307,6 +311,9 @@ impl MemoryAccount {
     ) -> Result<(MemoryCharge, usize), BudgetExhaustion> {
         self.add_device();
         let left = self.left_for_credit();
+        let process_left = self.process.as_ref().map_or(usize::MAX, |process| process.left());
+        let part = (process_left / CREDIT_PROCESS_PARTS / 2).next_multiple_of(1 << 20);
+        let most = most.min(part).max(CREDIT_BYTES_MIN);
         let mut credit = credit_bytes(self.credits_bytes_max(devices), left, devices).min(most);
         loop {
             let bytes = attachment_bytes(credit);
@@ -613,6 +620,16 @@ mod tests {
                 assert_eq!(others.len(), 60, "{devices}: sessions that begin have room");
             }
         }
+    }
+
+    #[test]
+    fn thirty_hosts_that_read_one_disk_have_each_enough() {
+        let process = MemoryAccount::of_process(MemoryBudget::DEFAULT);
+        let all: Vec<_> = (0..30)
+            .map(|_| MemoryAccount::of_known_peer(&process).take_for_device(1, CREDIT_BYTES_MAX).unwrap())
+            .collect();
+        let credits: Vec<usize> = all.iter().map(|(_, credit)| *credit).collect();
+        assert!(credits[0] == CREDIT_BYTES_MAX && credits[7] >= 24 * MIB && credits[29] >= MIB, "{credits:?}");
     }
 
     #[test]
