@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -70,25 +70,25 @@ impl Proxy {
     fn before(to: SocketAddr, wrong: Wrong) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let gate = Arc::new(Mutex::new(()));
-        let is_stuck = Arc::new(AtomicBool::new(false));
         thread::spawn(move || {
+            let mut is_stuck = false;
             for (number, one) in listener.incoming().map_while(Result::ok).enumerate() {
                 let Ok(two) = TcpStream::connect(to) else { continue };
                 let state = Arc::new(State { links: number as u64 + 1, ..State::default() });
-                let (gate, is_stuck) = (Arc::clone(&gate), Arc::clone(&is_stuck));
-                thread::spawn(move || {
-                    let guard = wrong.is_single.then(|| gate.lock().unwrap());
-                    if is_stuck.load(Ordering::Acquire) {
-                        return;
+                if wrong.is_single {
+                    // In the order in which they came: whoever leaves within its hello is waited for ever.
+                    let greeted = if is_stuck { None } else { greet(&one, &two, wrong, &state).ok() };
+                    is_stuck |= greeted.is_none();
+                    if let Some(is_session) = greeted {
+                        thread::spawn(move || carry(one, two, wrong, &state, is_session));
                     }
-                    let greeted = greet(&one, &two, wrong, &state);
-                    is_stuck.fetch_or(wrong.is_single && greeted.is_err(), Ordering::AcqRel);
-                    drop(guard);
-                    if let Ok(is_session) = greeted {
-                        carry(one, two, wrong, &state, is_session);
-                    }
-                });
+                } else {
+                    thread::spawn(move || {
+                        if let Ok(is_session) = greet(&one, &two, wrong, &state) {
+                            carry(one, two, wrong, &state, is_session);
+                        }
+                    });
+                }
             }
         });
         Self { address }

@@ -360,7 +360,9 @@ fn peer_may_use_150_devices_and_is_told_which_limit_it_reached() {
             wait_until(PATIENCE, "it is said why", || share.process.log().contains("the connection was turned away"));
             break;
         };
-        if welcome.outcome == farbus_session::native::hello::WelcomeOutcome::Refused {
+        if welcome.outcome != farbus_session::native::hello::WelcomeOutcome::Begun {
+            assert_eq!(welcome.outcome, farbus_session::native::hello::WelcomeOutcome::Full);
+            wait_until(PATIENCE, "it is said why", || share.process.log().contains("as much memory as it may"));
             break;
         }
         let bus_id = format!("{}-{}", 1 + n / 126, 1 + n % 126);
