@@ -25,6 +25,7 @@ mod dist;
 mod durability;
 mod fuzz;
 mod git;
+mod instructions;
 mod left;
 mod library;
 mod man;
@@ -91,6 +92,8 @@ enum XtaskCommand {
     Ci,
     /// Measure every speed target
     Bench(bench::BenchArgs),
+    /// Count the instructions of a request, and compare with xtask/instructions.toml
+    Instructions(instructions::InstructionsArgs),
     /// Fuzz every decoder and state machine
     Fuzz(fuzz::FuzzArgs),
     /// Run the attackers of docs/security.md as programs, and print what each costs
@@ -138,6 +141,7 @@ fn main() -> ExitCode {
         XtaskCommand::Test(arguments) => test::run(&arguments),
         XtaskCommand::Ci => ci::run(),
         XtaskCommand::Bench(arguments) => bench::run(&arguments),
+        XtaskCommand::Instructions(arguments) => instructions::run(&arguments),
         XtaskCommand::Fuzz(arguments) => fuzz::run(&arguments),
         XtaskCommand::Attack(arguments) => attack::run(&arguments),
         XtaskCommand::Durability(arguments) => durability::run(&arguments),

@@ -149,7 +149,7 @@ mod tests {
     fn documents_leave_out_what_boots_and_builds() {
         assert_eq!(
             left_out(&["docs/book/src/disks.md"]),
-            (["demo", "package", "rig", "upgrade"].map(str::to_owned).to_vec(), 0)
+            (["demo", "instructions", "package", "rig", "upgrade"].map(str::to_owned).to_vec(), 0)
         );
     }
 
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(left_out(&["crates/wire/src/lib.rs"]), (["book", "package"].map(str::to_owned).to_vec(), 1));
         assert_eq!(
             left_out(&["rig/src/main.rs"]),
-            (["book", "demo", "package", "upgrade"].map(str::to_owned).to_vec(), 0)
+            (["book", "demo", "instructions", "package", "upgrade"].map(str::to_owned).to_vec(), 0)
         );
     }
 
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn what_is_left_out_says_how_it_is_run() {
         let plan = read().unwrap().plan(&changed(&["crates/farbus/src/lib.rs"]), &crate::test::STEPS);
-        assert_eq!(plan.steps.keys().collect::<Vec<_>>(), ["book", "package"]);
+        assert_eq!(plan.steps.keys().collect::<Vec<_>>(), ["book", "instructions", "package"]);
         let lines: Vec<&str> = plan.cases.iter().map(|(_, line)| line.as_str()).collect();
         assert!(lines.iter().any(|line| line.contains("cargo xtask rig -- run 'python-*' 'crate-*'")), "{lines:?}");
         assert!(

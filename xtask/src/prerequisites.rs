@@ -14,17 +14,17 @@ struct DebianPackage {
     steps: &'static [&'static str],
 }
 
+/// The steps that build programs.
+const BUILDING: &[&str] =
+    &["clippy", "instructions", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"];
+
 /// The package of each program or file that a step uses.
 const PACKAGES: &[DebianPackage] = &[
     // To link anything at all.
-    DebianPackage {
-        name: "gcc",
-        steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
-    },
-    DebianPackage {
-        name: "libc6-dev",
-        steps: &["clippy", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
-    },
+    DebianPackage { name: "gcc", steps: BUILDING },
+    DebianPackage { name: "libc6-dev", steps: BUILDING },
+    // Counts instructions.
+    DebianPackage { name: "valgrind", steps: &["instructions"] },
     // Splits the release program into itself and its debug information.
     DebianPackage { name: "binutils", steps: &["rig", "demo", "package"] },
     // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all

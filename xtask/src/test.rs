@@ -9,16 +9,31 @@ use crate::changes;
 use crate::parts::{self, GatePlan};
 use crate::steps::{self, GateStep, StepSuccess};
 use crate::{
-    book, demo, deny, dist, fuzz, library, package, portable, prerequisites, release, rerun, rig, tidy, upgrade,
-    workspace,
+    book, demo, deny, dist, fuzz, instructions, library, package, portable, prerequisites, release, rerun, rig, tidy,
+    upgrade, workspace,
 };
 use clap::Args;
+use std::cell::OnceCell;
 use std::process::Command;
+use std::rc::Rc;
 
 /// The steps in the order they run, cheapest first.
-pub const STEPS: [&str; 14] = [
-    "format", "clippy", "tidy", "deny", "portable", "test", "book", "examples", "fuzz", "machine", "upgrade", "rig",
-    "demo", "package",
+pub const STEPS: [&str; 15] = [
+    "format",
+    "clippy",
+    "tidy",
+    "deny",
+    "portable",
+    "instructions",
+    "test",
+    "book",
+    "examples",
+    "fuzz",
+    "machine",
+    "upgrade",
+    "rig",
+    "demo",
+    "package",
 ];
 
 /// How long each fuzz target runs when it is one step among others.
@@ -29,20 +44,21 @@ const RELEASE_STEPS: [&str; 3] = ["rig", "demo", "package"];
 
 #[derive(Args)]
 #[command(after_help = "Steps, in order:
-  format    every file is formatted
-  clippy    no warnings
-  tidy      the rules of the architecture
-  deny      licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
-  portable  the pure crates compile for Windows and for 32-bit ARM
-  test      every test of every crate; one that fails fails the run, and is diagnosed alone
-  book      mdBook makes the pages of the documents
-  examples  every example does what it shows
-  fuzz      a short run of every fuzz target
-  machine   FUSE, loop devices and file systems of this machine (root); a part of `test` if both run
-  upgrade   this version and the previous release with each other (xtask/releases.toml)
-  rig       real kernels in virtual machines
-  demo      what the README promises
-  package   the Debian package, installed, used and purged in a fresh Debian (root); the programs, installed from their crates
+  format        every file is formatted
+  clippy        no warnings
+  tidy          the rules of the architecture
+  deny          licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
+  portable      the pure crates compile for Windows and for 32-bit ARM
+  instructions  what a request costs in instructions, against xtask/instructions.toml
+  test          every test of every crate; one that fails fails the run, and is diagnosed alone
+  book          mdBook makes the pages of the documents
+  examples      every example does what it shows
+  fuzz          a short run of every fuzz target
+  machine       FUSE, loop devices and file systems of this machine (root); a part of `test` if both run
+  upgrade       this version and the previous release with each other (xtask/releases.toml)
+  rig           real kernels in virtual machines
+  demo          what the README promises
+  package       the Debian package, installed, used and purged in a fresh Debian (root); the programs, installed from their crates
 
 The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
 FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.
@@ -85,16 +101,35 @@ pub fn run(arguments: &TestArgs) -> Result<(), String> {
     let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
     let left_out =
         not_asked.map(|step| format!("{step}: as asked; to run it: cargo xtask test --only {step}")).collect();
-    let steps = steps_of(&chosen, &plan);
     let is_wanted = running.contains(&"test") && running.iter().any(|step| RELEASE_STEPS.contains(step));
-    // Until the end: what needs the program waits for this build.
-    let _ahead = is_wanted.then(dist::BackgroundBuild::start).transpose()?;
+    let ahead = BuildAhead { is_wanted, build: Rc::default() };
+    if !running.contains(&"instructions") {
+        ahead.start()?;
+    }
+    let steps = steps_of(&chosen, &plan, &ahead);
     steps::run_all(steps, steps::RunLog { bytes_max: gate.log, limits: Some(gate.minutes), left_out })
+}
+
+/// The build of the release program beside the tests, until the gate's end. Only one build at a time uses the folder of
+/// release builds: it begins when that of `instructions` has ended.
+#[derive(Clone, Default)]
+struct BuildAhead {
+    is_wanted: bool,
+    build: Rc<OnceCell<dist::BackgroundBuild>>,
+}
+
+impl BuildAhead {
+    fn start(&self) -> Result<(), String> {
+        if self.is_wanted && self.build.get().is_none() {
+            let _ = self.build.set(dist::BackgroundBuild::start()?);
+        }
+        Ok(())
+    }
 }
 
 /// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in
 /// `test`.
-fn steps_of(chosen: &[&'static str], plan: &GatePlan) -> Vec<GateStep> {
+fn steps_of(chosen: &[&'static str], plan: &GatePlan, ahead: &BuildAhead) -> Vec<GateStep> {
     let is_within = |name: &&str| *name == "machine" && chosen.contains(&"test");
     let with_machine = chosen.contains(&"machine");
     let made = |name: &'static str| match (name, plan.steps.get(name).cloned()) {
@@ -111,6 +146,10 @@ fn steps_of(chosen: &[&'static str], plan: &GatePlan) -> Vec<GateStep> {
         }
         ("upgrade", _) if with_machine => {
             GateStep::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")]))
+        }
+        ("instructions", _) => {
+            let ahead = ahead.clone();
+            GateStep::new(name, INSTRUCTIONS, move || run_instructions(&ahead))
         }
         ("rig", _) => {
             let left_out = plan.cases.clone();
@@ -130,6 +169,19 @@ fn run_rig(left_out: &[(Vec<String>, String)]) -> Result<StepSuccess, String> {
     } else {
         StepSuccess::Without(left_out.iter().map(|(_, line)| line.clone()).collect())
     })
+}
+
+/// What the step `instructions` is.
+const INSTRUCTIONS: &str = "what a request costs in instructions, against xtask/instructions.toml";
+
+fn run_instructions(ahead: &BuildAhead) -> Result<StepSuccess, String> {
+    if let Some(obstacle) = instructions::obstacle() {
+        ahead.start()?;
+        return Ok(StepSuccess::Skipped(obstacle));
+    }
+    let program = instructions::build()?;
+    ahead.start()?;
+    instructions::gate(&program).map(Into::into)
 }
 
 /// What the step `upgrade` is.
@@ -160,6 +212,7 @@ fn step(name: &'static str) -> GateStep {
             deny::run(&deny::DenyArgs::default())
         }),
         "portable" => GateStep::new(name, "the pure crates compile for Windows and for 32-bit ARM", portable::run),
+        "instructions" => GateStep::new(name, INSTRUCTIONS, || run_instructions(&BuildAhead::default())),
         "test" => GateStep::new(name, "every test of every crate", || rerun::run(&[], rerun::SkipPolicy::Any)),
         "book" => GateStep::new(name, "mdBook makes the pages of the documents", book::build),
         "examples" => GateStep::new(name, "every example does what it shows", run_examples),
@@ -238,7 +291,10 @@ mod tests {
     #[test]
     fn no_test_runs_twice() {
         let names = |chosen: &[&'static str]| {
-            steps_of(chosen, &GatePlan::default()).iter().map(|step| step.name).collect::<Vec<_>>()
+            steps_of(chosen, &GatePlan::default(), &BuildAhead::default())
+                .iter()
+                .map(|step| step.name)
+                .collect::<Vec<_>>()
         };
         assert_eq!(names(&["test", "machine", "rig"]), ["test", "rig"]);
         assert_eq!(names(&["machine"]), ["machine"]);
@@ -247,7 +303,7 @@ mod tests {
     #[test]
     fn a_step_that_is_left_out_says_so_and_stays_in_its_place() {
         let plan = GatePlan { steps: [("rig".to_owned(), "type this".to_owned())].into(), ..GatePlan::default() };
-        let mut steps = steps_of(&["upgrade", "rig", "demo"], &plan);
+        let mut steps = steps_of(&["upgrade", "rig", "demo"], &plan, &BuildAhead::default());
         assert_eq!(steps.iter().map(|step| step.name).collect::<Vec<_>>(), ["upgrade", "rig", "demo"]);
         assert_eq!((steps.remove(1).run)(), Ok(StepSuccess::LeftOut("type this".to_owned())));
     }
