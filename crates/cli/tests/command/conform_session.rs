@@ -76,7 +76,7 @@ impl Proxy {
                 let Ok(two) = TcpStream::connect(to) else { continue };
                 let state = Arc::new(State { links: number as u64 + 1, ..State::default() });
                 if wrong.is_single {
-                    // In the order in which they came: whoever leaves within its hello is waited for ever.
+                    // In the order in which they came: one that leaves within its hello is waited for without end.
                     let greeted = if is_stuck { None } else { greet(&one, &two, wrong, &state).ok() };
                     is_stuck |= greeted.is_none();
                     if let Some(is_session) = greeted {
