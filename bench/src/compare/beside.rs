@@ -1,12 +1,15 @@
 //! farbus and its peers in turns: URBs and disks, nothing between both ends but this machine.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use super::{
-    ComparisonRun,
-    page::{PageRow, PageTable},
+    findings::MeasuredPath,
+    page::PageRow,
     rivals::{NbdRival, RivalClient},
-    roofline::{MachineLimits, PathNeeds},
+    roofline::PathNeeds,
+    run::ComparisonRun,
 };
 use crate::{
     against::{
@@ -51,66 +54,6 @@ pub const DISK_LOADS: [DiskLoad; 8] = [
     load(BlockVerb::Read, 4 * KIB, 32, true),
     load(BlockVerb::Write, 4 * KIB, 32, true),
 ];
-
-/// The rows of the table of peers and of the table of floors.
-#[derive(Default)]
-pub struct PeerFindings {
-    rows: Vec<PageRow>,
-    paths: Vec<MeasuredPath>,
-    /// What other processes used of a processor, row by row.
-    foreign: Vec<f64>,
-}
-
-/// A path of farbus and the time that a request on it takes.
-struct MeasuredPath {
-    what: String,
-    needs: PathNeeds,
-    bytes: usize,
-    micros: f64,
-}
-
-impl PeerFindings {
-    pub fn tables(&self, limits: &MachineLimits) -> Vec<PageTable> {
-        if self.rows.is_empty() {
-            return Vec::new();
-        }
-        let owned = |headings: &[&str]| headings.iter().map(|&heading| heading.to_owned()).collect();
-        let foreign = 100.0 * SampleSpread::new(self.foreign.clone()).median();
-        let beside = PageTable {
-            title: "farbus beside its peers",
-            note: format!(
-                "× 1: one request at a time; × 32: so many under way. The ratio is farbus's rate by the peer's: the median of rounds in \
-                 turns, and the least and the most. Other processes used {foreign:.0} % of a processor; a star marks rows with more than \
-                 15 %."
-            ),
-            headings: owned(&["what", "farbus", "peer", "the peer's", "ratio (min..max)"]),
-            rows: self.rows.clone(),
-        };
-        let floors = PageTable {
-            title: "What limits each path",
-            note: "The floor is the least that this machine takes for what a request cannot do without, with all processors \
-                   busy where requests overlap. What is above it is farbus, the kernel, and waiting for each other."
-                .to_owned(),
-            headings: owned(&["path", "a request needs", "floor", "measured", "times", "most of the floor"]),
-            rows: self.paths.iter().map(|path| path.row(limits)).collect(),
-        };
-        vec![beside, floors]
-    }
-}
-
-impl MeasuredPath {
-    fn row(&self, limits: &MachineLimits) -> PageRow {
-        let floor = self.needs.floor(limits, self.bytes);
-        PageRow::new(vec![
-            self.what.clone(),
-            self.needs.named(),
-            format!("{} µs", figure(floor.micros)),
-            format!("{} µs", figure(self.micros)),
-            figure(self.micros / floor.micros),
-            format!("{} ({:.0} %)", floor.limit, 100.0 * floor.limit_share),
-        ])
-    }
-}
 
 /// A load that farbus and its peers carry in turns.
 struct PeerRow {
@@ -250,24 +193,24 @@ pub fn disk(
     with_nbdkit: bool,
     with_nbd_server: bool,
 ) -> Result<()> {
-    let mut rivals = Vec::new();
     let image = &pair.image.0;
-    if with_nbdkit {
-        rivals.push(NbdRival::plain(run.lab, folder, image)?);
-        rivals.push(NbdRival::encrypted(run.lab, folder, image, std::time::Duration::ZERO)?);
-    }
-    if with_nbd_server {
-        rivals.push(NbdRival::nbd_server(run.lab, image)?);
-    }
     for load in DISK_LOADS {
         run.step(&disk_name(load));
+        let mut rivals = Vec::new();
+        if with_nbdkit {
+            rivals.push(NbdRival::plain(run.lab, folder, image)?);
+            rivals.push(NbdRival::encrypted(run.lab, folder, image, Duration::ZERO)?);
+        }
+        if with_nbd_server {
+            rivals.push(NbdRival::nbd_server(run.lab, image)?);
+        }
         let row = PeerRow { what: disk_name(load), bytes: load.bytes, needs: disk_needs(load) };
         disk_row(run, pair, WayOfUse::Nbd, row, load, &mut rivals)?;
     }
     Ok(())
 }
 
-/// The same disk over QUIC, read in order.
+/// A paired host's disk read in order by NBD, its session over QUIC.
 pub fn quic(
     run: &mut ComparisonRun<'_>,
     pair: &ComparedProgram<'_>,
@@ -276,7 +219,7 @@ pub fn quic(
 ) -> Result<()> {
     let mut rivals = Vec::new();
     if with_nbdkit {
-        rivals.push(NbdRival::encrypted(run.lab, folder, &pair.image.0, std::time::Duration::ZERO)?);
+        rivals.push(NbdRival::encrypted(run.lab, folder, &pair.image.0, Duration::ZERO)?);
     }
     let load = load(BlockVerb::Read, MIB, 1, false);
     let what = format!("{}, QUIC", disk_name(load));

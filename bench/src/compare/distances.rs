@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{
-    ComparisonRun,
     page::{PageRow, PageTable},
     rivals::NbdRival,
+    run::ComparisonRun,
 };
 use crate::{
     against::{

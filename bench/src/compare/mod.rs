@@ -7,9 +7,11 @@
 mod beside;
 mod costs;
 mod distances;
+mod findings;
 mod page;
 mod rivals;
 mod roofline;
+mod run;
 
 use std::{
     path::PathBuf,
@@ -21,9 +23,11 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use self::{
+    findings::PeerFindings,
     page::{ComparisonPage, PageTable},
-    rivals::{NBD_SERVER, NBDKIT, RivalProgram},
+    rivals::{NBD_SERVER, NBDKIT},
     roofline::MachineLimits,
+    run::ComparisonRun,
 };
 use crate::{
     against::side::ComparedProgram,
@@ -99,46 +103,6 @@ impl ComparedPart {
     }
 }
 
-/// What all parts have in common, and what they found.
-struct ComparisonRun<'a> {
-    lab: &'a BenchmarkEnvironment,
-    rules: ContestRules,
-    is_quick: bool,
-    limits: MachineLimits,
-    found: beside::PeerFindings,
-    left_out: Vec<(String, String)>,
-    steps: [usize; 2],
-    began: Instant,
-}
-
-impl ComparisonRun<'_> {
-    /// Says which row is next.
-    fn step(&mut self, what: &str) {
-        self.steps[0] += 1;
-        let [at, all] = self.steps;
-        eprintln!("{at} of {all}, {} s: {what}", self.began.elapsed().as_secs());
-    }
-
-    fn leave_out(&mut self, what: &str, why: &str) {
-        eprintln!("left out: {what}: {why}");
-        self.left_out.push((what.to_owned(), why.to_owned()));
-    }
-
-    /// Whether the program is here; if not, it is left out.
-    fn has(&mut self, program: RivalProgram) -> bool {
-        let why = program.lacks();
-        if let Some(why) = &why {
-            self.leave_out(program.name, why);
-        }
-        why.is_none()
-    }
-
-    /// Notes why a part has no figures, or no more than it has.
-    fn note<T>(&mut self, what: &str, done: Result<T>) -> Option<T> {
-        done.inspect_err(|error| self.leave_out(what, &format!("{error:#}"))).ok()
-    }
-}
-
 /// Measures the parts and writes what was found.
 ///
 /// # Errors
@@ -154,7 +118,7 @@ pub fn run(arguments: &CompareArgs, lab: &BenchmarkEnvironment) -> Result<ExitCo
         rules: if arguments.quick { QUICK } else { THOROUGH },
         is_quick: arguments.quick,
         limits: MachineLimits::measure(lab).context("this machine's limits")?,
-        found: beside::PeerFindings::default(),
+        found: PeerFindings::default(),
         left_out: Vec::new(),
         steps: [0, parts.iter().map(|part| part.steps()).sum()],
         began: Instant::now(),
@@ -213,6 +177,7 @@ fn measured(run: &mut ComparisonRun<'_>, parts: &[ComparedPart]) -> Result<Compa
             "a guest would have to start for each figure, and it serves no device made of code",
         );
     }
+    run.limits = run.limits.or_better(MachineLimits::measure(lab)?);
     let found: Vec<PageTable> = run.found.tables(&run.limits);
     let tables = found.into_iter().chain(tables).chain([run.limits.table()]).collect();
     Ok(ComparisonPage { machine: machine_line(lab, run.is_quick)?, tables, charts, left_out: run.left_out.clone() })

@@ -25,7 +25,7 @@ pub struct ComparisonPage {
     /// The machine and the programs, in one line.
     pub machine: String,
     pub tables: Vec<PageTable>,
-    /// SVG documents.
+    /// Pictures as SVG, one below the other.
     pub charts: Vec<String>,
     /// What was not measured, and why.
     pub left_out: Vec<(String, String)>,

@@ -13,13 +13,16 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use crate::{benchmarks::database::ScratchFolder, lab::BenchmarkEnvironment, late::late, peers::nbdkit::NbdLoadClient};
+use crate::{
+    benchmarks::database::ScratchFolder,
+    lab::BenchmarkEnvironment,
+    late::late,
+    peers::{nbdkit::NbdLoadClient, tls},
+};
 
 /// How long a server may take to listen.
 const START_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
-/// The name of both ends in the file of their common key.
-const PSK_NAME: &str = "bench";
 
 /// A connection of either kind.
 pub trait ByteStream: Read + Write {}
@@ -69,6 +72,7 @@ impl NbdRival {
         let socket = folder.path_of("nbdkit-plain");
         let mut command = nbdkit();
         command.arg("--unix").arg(&socket).arg("file").arg(image);
+        let _ = fs::remove_file(&socket);
         Self::new("nbdkit, plain, Unix socket", RivalPlace::Path(socket)).with_program(lab, command)?.answering()
     }
 
@@ -80,22 +84,21 @@ impl NbdRival {
         image: &Path,
         each_way: Duration,
     ) -> Result<Self> {
-        let (keys, socket) = (folder.path_of("keys.psk"), folder.path_of("nbdkit-tls"));
-        // It guards nothing: both ends and the disk are this benchmark's.
-        fs::write(&keys, format!("{PSK_NAME}:{}\n", "5a".repeat(32)))?;
+        let (keys, socket) = (folder.folder("nbdkit-keys")?, folder.path_of("nbdkit-tls"));
+        tls::write_certificate(&keys)?;
         let _ = fs::remove_file(&socket);
         let mut address = free_port()?;
         let mut server = nbdkit();
         server.args(["--ipaddr", "127.0.0.1", "--port", &address.port().to_string(), "--tls", "require"]);
-        server.arg(word("--tls-psk=", &keys)?).arg("file").arg(image);
+        server.arg(word("--tls-certificates=", &keys)?).arg("file").arg(image);
         let mut rival = Self::new("nbdkit, TLS", RivalPlace::Address(address)).with_program(lab, server)?;
         drop(rival.connect()?);
         if !each_way.is_zero() {
             address = late(address, each_way)?;
         }
         let mut client = nbdkit();
-        client.arg("--unix").arg(&socket).args(["nbd", "hostname=127.0.0.1", "tls=require"]);
-        client.args([format!("port={}", address.port()), format!("tls-username={PSK_NAME}"), word("tls-psk=", &keys)?]);
+        client.arg("--unix").arg(&socket).args(["nbd", "hostname=127.0.0.1", "tls=require", "tls-verify=false"]);
+        client.args([format!("port={}", address.port()), word("tls-certificates=", &keys)?]);
         rival.place = RivalPlace::Path(socket);
         rival.with_program(lab, client)?.answering()
     }
@@ -105,7 +108,7 @@ impl NbdRival {
         let address = free_port()?;
         let mut command = Command::new(NBD_SERVER.name);
         command.args([&format!("{}@{}", address.ip(), address.port()), word("", image)?.as_str(), "-d", "-C", ""]);
-        // It serves one client, so nothing but the client may connect.
+        // It serves one client and ends.
         Self::new("nbd-server, plain, TCP", RivalPlace::Address(address)).with_program(lab, command)
     }
 

@@ -65,16 +65,34 @@ impl MachineLimits {
             call: best(|| Ok(_ = black_box(rustix::process::getppid())))?,
             wake_near: wake_up([first, first])?,
             wake_far: wake_up([first, last])?,
-            message: carried(PING_BYTES)?,
+            message: carried(PING_BYTES, true)?,
             datagram: datagrams()?,
             byte_copied: copied(NEAR_BYTES)?,
             byte_copied_far: copied(FAR_BYTES)?,
             byte_sealed,
             byte_opened,
-            byte_carried: carried(PIECE_BYTES)? / PIECE_BYTES as f64,
+            byte_carried: carried(PIECE_BYTES, false)? / PIECE_BYTES as f64,
             byte_streamed: streamed(lab)?,
             processors: processors.len() as f64,
         })
+    }
+
+    /// The better of two measurements in each: other programs only ever take from a limit.
+    pub fn or_better(self, other: Self) -> Self {
+        Self {
+            call: self.call.min(other.call),
+            wake_near: self.wake_near.min(other.wake_near),
+            wake_far: self.wake_far.min(other.wake_far),
+            message: self.message.min(other.message),
+            datagram: self.datagram.min(other.datagram),
+            byte_copied: self.byte_copied.min(other.byte_copied),
+            byte_copied_far: self.byte_copied_far.min(other.byte_copied_far),
+            byte_sealed: self.byte_sealed.min(other.byte_sealed),
+            byte_opened: self.byte_opened.min(other.byte_opened),
+            byte_carried: self.byte_carried.min(other.byte_carried),
+            byte_streamed: self.byte_streamed.min(other.byte_streamed),
+            processors: self.processors,
+        }
     }
 
     pub fn table(&self) -> PageTable {
@@ -96,7 +114,8 @@ impl MachineLimits {
         PageTable {
             title: "What this machine can do",
             note: format!(
-                "Small loops, the best of {ROUNDS} runs each; {} processors. A wake-up has its two system calls.",
+                "Small loops before and after all others, the best of {} runs; {} processors. A wake-up has its two system calls.",
+                2 * ROUNDS,
                 self.processors
             ),
             headings: ["what", "limit"].map(str::to_owned).to_vec(),
@@ -123,12 +142,12 @@ fn best(mut operate: impl FnMut() -> Result<()>) -> Result<f64> {
 
 /// Half of a round trip between two threads on these processors, µs.
 fn wake_up(processors: [usize; 2]) -> Result<f64> {
-    let (mut asked, mut ask) = std::io::pipe()?;
+    let (mut question, mut ask) = std::io::pipe()?;
     let (mut answered, mut answer) = std::io::pipe()?;
     thread::spawn(move || -> Result<()> {
         stay_on(processors[1])?;
         loop {
-            exchange(&mut answer, &mut asked, false)?;
+            exchange(&mut answer, &mut question, false)?;
         }
     });
     let asks = thread::spawn(move || {
@@ -156,17 +175,24 @@ fn stay_on(processor: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on processor {processor}"))
 }
 
-/// So many bytes sent and received over TCP by this thread, µs.
-fn carried(bytes: usize) -> Result<f64> {
+/// So many bytes sent and received over TCP by this thread, and as many back for `is_answered`; µs each way.
+fn carried(bytes: usize, is_answered: bool) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
     let (mut far, _) = listener.accept()?;
     near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
     let mut piece = vec![0; bytes];
-    best(|| {
+    let all = best(|| {
         near.write_all(&piece)?;
-        Ok(far.read_exact(&mut piece)?)
-    })
+        far.read_exact(&mut piece)?;
+        if is_answered {
+            far.write_all(&piece)?;
+            near.read_exact(&mut piece)?;
+        }
+        Ok(())
+    })?;
+    Ok(if is_answered { all / 2.0 } else { all })
 }
 
 fn datagrams() -> Result<f64> {
@@ -351,7 +377,7 @@ mod tests {
     #[test]
     fn a_loop_of_a_machine_has_a_time_above_zero() {
         let (sealed, opened) = tls_records().expect("both ends are here");
-        let all = [carried(PING_BYTES).expect("a socket"), copied(NEAR_BYTES).expect("memory"), sealed, opened];
+        let all = [carried(PING_BYTES, true).expect("a socket"), copied(NEAR_BYTES).expect("memory"), sealed, opened];
         assert!(all.iter().all(|time| *time > 0.0 && time.is_finite()), "{all:?}");
     }
 }
