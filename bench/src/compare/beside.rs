@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{
     findings::MeasuredPath,
     page::PageRow,
-    rivals::{NbdRival, RivalClient},
+    rivals::{NBD_SERVER, NbdRival, RivalClient},
     roofline::PathNeeds,
     run::ComparisonRun,
 };
@@ -198,14 +198,15 @@ pub fn disk(
         run.step(&disk_name(load));
         let mut rivals = Vec::new();
         if with_nbdkit {
-            rivals.push(NbdRival::plain(run.lab, folder, image)?);
-            rivals.push(NbdRival::encrypted(run.lab, folder, image, Duration::ZERO)?);
+            rivals.extend(run.note("nbdkit, plain", NbdRival::plain(run.lab, folder, image)));
+            rivals.extend(run.note("nbdkit, TLS", NbdRival::encrypted(run.lab, folder, image, Duration::ZERO)));
         }
         if with_nbd_server {
-            rivals.push(NbdRival::nbd_server(run.lab, image)?);
+            rivals.extend(run.note(NBD_SERVER, NbdRival::nbd_server(run.lab, image)));
         }
         let row = PeerRow { what: disk_name(load), bytes: load.bytes, needs: disk_needs(load) };
-        disk_row(run, pair, WayOfUse::Nbd, row, load, &mut rivals)?;
+        let done = disk_row(run, pair, WayOfUse::Nbd, row, load, &mut rivals);
+        run.note(&disk_name(load), done);
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ const DISK_LOADS: [DiskLoad; 3] = [
 ];
 /// A program may keep for its first requests what its start needed.
 const IDLE_AFTER: Duration = Duration::from_millis(1500);
+/// In the place of a count that nobody took.
+const UNCOUNTED: &str = "–";
 /// URBs, disks, memory.
 pub const STEPS: usize = beside::USB_LOADS.len() + DISK_LOADS.len() + 1;
 
@@ -62,8 +64,9 @@ impl PathCost {
     fn cells(&self, bytes: usize) -> [String; 3] {
         [
             format!("{} µs", figure(self.cpu_micros)),
-            format!("{} s", figure(1e3 * self.cpu_micros / bytes as f64)),
-            self.calls.map_or("–".to_owned(), figure),
+            // Nobody moves a GB in the smallest requests.
+            if bytes < 4096 { "–".into() } else { format!("{} s", figure(1e3 * self.cpu_micros / bytes as f64)) },
+            self.calls.map_or(UNCOUNTED.to_owned(), figure),
         ]
     }
 }
@@ -77,7 +80,7 @@ pub fn measure(
     let (mut rows, mut memory) = (Vec::new(), Vec::new());
     usb(run, &mut rows, &mut memory)?;
     disk(run, pair, folder, with_nbdkit, (&mut rows, &mut memory))?;
-    if rows.iter().any(|row| row.cells.last().is_some_and(|calls| calls == "–")) {
+    if rows.iter().any(|row| row.cells.last().is_some_and(|calls| calls == UNCOUNTED)) {
         run.leave_out(
             "system calls",
             "perf cannot count them; as root: apt-get install linux-perf, and run this as root",

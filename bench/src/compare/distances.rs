@@ -72,8 +72,8 @@ pub fn measure(
     });
     let table = PageTable {
         title: "From far away",
-        note: "One request at a time, by the round trip of the way. A report of a mouse takes half of a round trip: farbus asks for \
-               it before its driver does."
+        note: "One request at a time, by the round trip of the way. Through a kernel, which is not measured here, a report of a \
+               mouse takes half of it: farbus asks for it before the driver does."
             .to_owned(),
         headings: headings.chain(ROUND_TRIPS_MS.map(|ms| if ms == 0 { "near".into() } else { format!("{ms} ms") })).collect(),
         rows: rows.collect(),

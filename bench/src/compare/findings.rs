@@ -42,9 +42,12 @@ impl PeerFindings {
         };
         let floors = PageTable {
             title: "What limits each path",
-            note: "The floor is the least that this machine takes for what a request cannot do without, with all processors \
-                   busy where requests overlap. What is above it is farbus, the kernel, and waiting for each other."
-                .to_owned(),
+            note: format!(
+                "The floor is the least that this machine takes for what a request cannot do without, with all processors \
+                 busy where requests overlap. What is above it is farbus, the kernel, and waiting for each other: a wake-up \
+                 counts as one on the same processor, and takes {:.0} µs more on another one.",
+                limits.wake_far - limits.wake_near
+            ),
             headings: owned(&["path", "a request needs", "floor", "measured", "times", "most of the floor"]),
             rows: self.paths.iter().map(|path| path.row(limits)).collect(),
         };

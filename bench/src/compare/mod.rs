@@ -174,7 +174,7 @@ fn measured(run: &mut ComparisonRun<'_>, parts: &[ComparedPart]) -> Result<Compa
     if parts.contains(&ComparedPart::Usb) {
         run.leave_out(
             "QEMU usbredir",
-            "a guest would have to start for each figure, and it serves no device made of code",
+            "a guest would have to start for each figure, and usbredirect shares only devices that a kernel has",
         );
     }
     run.limits = run.limits.or_better(MachineLimits::measure(lab)?);

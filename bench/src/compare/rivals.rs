@@ -30,24 +30,15 @@ impl<T: Read + Write> ByteStream for T {}
 
 pub type RivalClient = NbdLoadClient<Box<dyn ByteStream>>;
 
-/// A program that is compared with farbus, and whether it is here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RivalProgram {
-    pub name: &'static str,
-    /// What installs it, as root.
-    pub package: &'static str,
-}
+/// Programs, which are named like the packages that have them.
+pub const NBDKIT: &str = "nbdkit";
+pub const NBD_SERVER: &str = "nbd-server";
 
-pub const NBDKIT: RivalProgram = RivalProgram { name: "nbdkit", package: "nbdkit" };
-pub const NBD_SERVER: RivalProgram = RivalProgram { name: "nbd-server", package: "nbd-server" };
-
-impl RivalProgram {
-    /// Why it is left out, and what to type; `None` if it is here.
-    pub fn lacks(self) -> Option<String> {
-        let found = Command::new(self.name).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        let is_missing = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
-        is_missing.then(|| format!("not installed; as root: apt-get install {}", self.package))
-    }
+/// Why this program is left out, and what to type; `None` if it is here.
+pub fn lacks(program: &str) -> Option<String> {
+    let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let is_missing = found.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    is_missing.then(|| format!("not installed; as root: apt-get install {program}"))
 }
 
 /// A running server; all its processes are killed when dropped.
@@ -106,7 +97,7 @@ impl NbdRival {
     /// `nbd-server` over TCP, not encrypted.
     pub fn nbd_server(lab: &BenchmarkEnvironment, image: &Path) -> Result<Self> {
         let address = free_port()?;
-        let mut command = Command::new(NBD_SERVER.name);
+        let mut command = Command::new(NBD_SERVER);
         command.args([&format!("{}@{}", address.ip(), address.port()), word("", image)?.as_str(), "-d", "-C", ""]);
         // It serves one client and ends.
         Self::new("nbd-server, plain, TCP", RivalPlace::Address(address)).with_program(lab, command)
@@ -173,7 +164,7 @@ impl Drop for NbdRival {
 }
 
 fn nbdkit() -> Command {
-    let mut command = Command::new(NBDKIT.name);
+    let mut command = Command::new(NBDKIT);
     command.args(["--foreground", "--exit-with-parent"]);
     command
 }

@@ -19,9 +19,9 @@ use crate::{
     usbip::UsbipDirection,
 };
 
-/// Each loop runs so often, and the best counts: a limit is what is reached undisturbed.
-const ROUNDS: usize = 5;
-const ROUND: Duration = Duration::from_millis(40);
+/// Each loop runs so often, and the best counts: a limit is what is reached undisturbed, and a short run often is.
+const ROUNDS: usize = 20;
+const ROUND: Duration = Duration::from_millis(10);
 /// Operations between two looks at the clock.
 const BATCH: u32 = 64;
 const PING_BYTES: usize = 64;
@@ -317,7 +317,7 @@ impl PathNeeds {
         let counts = [
             (self.wake_ups, "wake-ups"),
             (self.messages, "messages"),
-            (self.calls, "other calls"),
+            (self.calls, "× another system call"),
             (self.datagrams, "datagrams"),
             (self.copies, "copies"),
             (self.carried, "× TCP"),
@@ -334,8 +334,8 @@ impl PathNeeds {
 
 /// A count without needless digits.
 fn short(count: f64) -> String {
-    let rounded = (count * 100.0).round() / 100.0;
-    format!("{rounded}")
+    let digits = if count < 10.0 { 100.0 } else { 1.0 };
+    format!("{}", (count * digits).round() / digits)
 }
 
 #[cfg(test)]

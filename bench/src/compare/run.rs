@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{findings::PeerFindings, rivals::RivalProgram, roofline::MachineLimits};
+use super::{findings::PeerFindings, rivals, roofline::MachineLimits};
 use crate::{contest::ContestRules, lab::BenchmarkEnvironment};
 
 /// What all parts have in common, and what they found.
@@ -24,19 +24,22 @@ impl ComparisonRun<'_> {
     pub fn step(&mut self, what: &str) {
         self.steps[0] += 1;
         let [at, all] = self.steps;
-        eprintln!("{at} of {all}, {} s: {what}", self.began.elapsed().as_secs());
+        eprintln!("{at} of {all}, {} left, {} s: {what}", all.saturating_sub(at), self.began.elapsed().as_secs());
     }
 
     pub fn leave_out(&mut self, what: &str, why: &str) {
-        eprintln!("left out: {what}: {why}");
-        self.left_out.push((what.to_owned(), why.to_owned()));
+        let left_out = (what.to_owned(), why.to_owned());
+        if !self.left_out.contains(&left_out) {
+            eprintln!("left out: {what}: {why}");
+            self.left_out.push(left_out);
+        }
     }
 
     /// Whether the program is here; if not, it is left out.
-    pub fn has(&mut self, program: RivalProgram) -> bool {
-        let why = program.lacks();
+    pub fn has(&mut self, program: &str) -> bool {
+        let why = rivals::lacks(program);
         if let Some(why) = &why {
-            self.leave_out(program.name, why);
+            self.leave_out(program, why);
         }
         why.is_none()
     }
