@@ -38,15 +38,23 @@ impl ContestRules {
 /// The pause between a disturbed round and the next try; disturbances here (a compiler) take seconds.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// One server under load.
+/// One server under load, of one process or several.
 pub struct ContestServer<'a> {
-    pub server: u32,
+    pub servers: Vec<u32>,
     pub run: Box<dyn FnMut(Duration) -> Result<LoadTally> + 'a>,
 }
 
 impl<'a> ContestServer<'a> {
     pub fn new(server: u32, run: impl FnMut(Duration) -> Result<LoadTally> + 'a) -> Self {
-        Self { server, run: Box::new(run) }
+        Self::of_processes(vec![server], run)
+    }
+
+    pub fn of_processes(servers: Vec<u32>, run: impl FnMut(Duration) -> Result<LoadTally> + 'a) -> Self {
+        Self { servers, run: Box::new(run) }
+    }
+
+    fn cpu_seconds(&self) -> Result<f64> {
+        self.servers.iter().map(|&server| probe::cpu_seconds(server)).sum()
     }
 }
 
@@ -79,7 +87,7 @@ pub struct ContestResult {
 
 impl ContestResult {
     pub fn hold(rules: &ContestRules, sides: &mut [ContestServer<'_>]) -> Result<Self> {
-        let servers: Vec<u32> = sides.iter().map(|side| side.server).collect();
+        let servers: Vec<u32> = sides.iter().flat_map(|side| side.servers.clone()).collect();
         for side in &mut *sides {
             (side.run)(rules.slice)?;
         }
@@ -132,9 +140,9 @@ fn hold_round(rules: &ContestRules, sides: &mut [ContestServer<'_>]) -> Result<V
             order.reverse();
         }
         for at in order {
-            let cpu_before = probe::cpu_seconds(sides[at].server)?;
+            let cpu_before = sides[at].cpu_seconds()?;
             let tally = (sides[at].run)(rules.slice)?;
-            round[at].server_cpu_seconds += probe::cpu_seconds(sides[at].server)? - cpu_before;
+            round[at].server_cpu_seconds += sides[at].cpu_seconds()? - cpu_before;
             round[at].tally.add(&tally);
         }
     }

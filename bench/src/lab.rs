@@ -53,7 +53,7 @@ impl BenchmarkEnvironment {
     pub fn farbus_program(&self) -> Result<&Path> {
         if !self.farbus.exists() {
             bail!(
-                "{} does not exist: build it (cargo build --release -p farbus) or name it with --farbus",
+                "{} does not exist: build it (cargo build --release -p farbus-cli) or name it with --farbus",
                 self.farbus.display()
             );
         }

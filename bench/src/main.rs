@@ -9,6 +9,7 @@
 
 mod against;
 mod benchmarks;
+mod compare;
 mod contest;
 mod frames;
 mod lab;
@@ -46,6 +47,7 @@ use crate::{
   farbus-bench list
   farbus-bench against --before old/farbus
                                           what another version of farbus did better
+  farbus-bench compare --report page.html farbus beside its peers, and what limits it
   farbus-bench round-trip deep --quick
   farbus-bench device                     20 MB raw in 4 KiB requests, a row a path
   farbus-bench --markdown > table.md
@@ -107,6 +109,8 @@ enum BenchSubcommand {
     ///
     /// The newer one is the farbus beside this program, or the one that '--farbus' names before 'against'.
     Against(against::AgainstArgs),
+    /// Measure farbus beside other programs, near and far, and this machine's limits; write it as a page
+    Compare(compare::CompareArgs),
     /// Serve as one of the peers
     #[command(hide = true)]
     Peer {
@@ -149,6 +153,11 @@ impl BenchCommandLine {
                 let lab = self.lab()?;
                 lab.farbus_program()?;
                 against::run(arguments, &lab)
+            }
+            Some(BenchSubcommand::Compare(ref arguments)) => {
+                let lab = self.lab()?;
+                lab.farbus_program()?;
+                compare::run(arguments, &lab)
             }
             None => self.measure(),
         }

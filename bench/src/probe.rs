@@ -40,10 +40,15 @@ pub fn proportional_kib(pid: u32) -> Result<u64> {
 
 /// The memory (PSS, KiB) of a process and of those that it started, as the half of farbus without rights.
 pub fn family_kib(pid: u32) -> Result<u64> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the server is gone")?;
-    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
     // A child may end meanwhile.
-    Ok(proportional_kib(pid)? + children.filter_map(|child| proportional_kib(child).ok()).sum::<u64>())
+    let children = family(pid)?.into_iter().skip(1).filter_map(|child| proportional_kib(child).ok());
+    Ok(proportional_kib(pid)? + children.sum::<u64>())
+}
+
+/// A process and those that it started.
+pub fn family(pid: u32) -> Result<Vec<u32>> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the server is gone")?;
+    Ok([pid].into_iter().chain(children.split_whitespace().filter_map(|child| child.parse().ok())).collect())
 }
 
 /// The load of other processes on the machine.
@@ -128,11 +133,17 @@ pub enum SyscallCounter {
 
 impl SyscallCounter {
     pub fn perf(pid: u32) -> Result<Self> {
+        Self::perf_of(&[pid])
+    }
+
+    /// Counts those of several processes together.
+    pub fn perf_of(pids: &[u32]) -> Result<Self> {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
         let report = report_path("perf");
         let child = Command::new("perf")
             .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-o"])
             .arg(&report)
-            .args(["-p", &pid.to_string()])
+            .args(["-p", &pids.join(",")])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -5,8 +5,8 @@
 //! is the interval of their median.
 
 mod comparison;
-mod rows;
-mod side;
+pub mod rows;
+pub mod side;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -15,7 +15,7 @@ use clap::Args;
 
 use self::{
     comparison::{ComparisonReport, FigureComparison, ROUNDS_MIN, UnmeasuredRow},
-    rows::{ComparisonRow, DeviceLoad, RowFigure, WayOfUse},
+    rows::{ComparisonRow, RowFigure, WayOfUse},
     side::{ComparedProgram, DeviceInUse},
 };
 use crate::{
@@ -25,10 +25,6 @@ use crate::{
 /// Slices of each program for a row of a round, and how long each is.
 const SLICES: usize = 8;
 const SLICE: Duration = Duration::from_millis(100);
-/// What is read before a slice of reads in order and not counted: an importer reads up to 16 MiB ahead, which one
-/// program has done while the other one was measured, and the other one does now. And how much of it at a time.
-const LEAD_IN_BYTES: u64 = 32 << 20;
-const LEAD_IN_TIME: Duration = Duration::from_millis(10);
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -194,20 +190,12 @@ fn one_row(devices: &mut [DeviceInUse; 2], row: &ComparisonRow, first: usize) ->
     let mut sums = [LoadTally::nothing(), LoadTally::nothing()];
     for slice in 0..=SLICES {
         // A B, B A, A B, …; the first pair warms up.
-        let tallies = both((first + slice) % 2, |at| one_slice(&mut devices[at], load))?;
+        let tallies = both((first + slice) % 2, |at| devices[at].run_past_lead_in(load, SLICE))?;
         if slice > 0 {
             sums.iter_mut().zip(&tallies).for_each(|(sum, tally)| sum.add(tally));
         }
     }
     Ok(sums.map(|sum| row.rate(&sum)))
-}
-
-fn one_slice(device: &mut DeviceInUse, load: DeviceLoad) -> Result<LoadTally> {
-    let mut left_bytes = if load.is_read_ahead() { LEAD_IN_BYTES } else { 0 };
-    while left_bytes > 0 {
-        left_bytes = left_bytes.saturating_sub(device.run(load, LEAD_IN_TIME)?.bytes);
-    }
-    device.run(load, SLICE)
 }
 
 fn comparison(samples: RowSamples) -> FigureComparison {

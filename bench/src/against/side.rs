@@ -23,6 +23,7 @@ use crate::{
         storage::{DISK_BYTES, TmpfsImage},
     },
     lab::BenchmarkEnvironment,
+    late::late,
     load::{LoadTally, one_at_a_time},
     peers::{
         inside::{UsbfsProgram, UsbfsWorkload},
@@ -45,13 +46,26 @@ const KERNEL_TIME_MAX: Duration = Duration::from_secs(30);
 /// When a session counts as idle: what its start needed, a program may keep for its first requests.
 const IDLE_AFTER: Duration = Duration::from_millis(1500);
 const BUSY_TIME: Duration = Duration::from_millis(100);
+/// What is read before a slice of reads in order and not counted: an importer reads up to 16 MiB ahead, which one
+/// program has done while the other one was measured, and the other one does now. And how much of it at a time.
+const LEAD_IN_BYTES: u64 = 32 << 20;
+const LEAD_IN_TIME: Duration = Duration::from_millis(10);
 
 /// A program, as the hosts `exporter` and `importer`.
 pub struct ComparedProgram<'a> {
     exporter: BenchmarkHost<'a>,
     importer: BenchmarkHost<'a>,
     folder: &'a ScratchFolder,
-    image: TmpfsImage,
+    pub image: TmpfsImage,
+}
+
+/// The way of a link, and how a device is attached over it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DistantUse<'a> {
+    /// How long every byte is under way.
+    pub each_way: Duration,
+    /// Further words of `farbus attach`.
+    pub words: &'a [&'a str],
 }
 
 /// A device that one host of a side shares and the other one uses.
@@ -88,16 +102,25 @@ enum DeviceUser {
 impl<'a> ComparedProgram<'a> {
     /// Pairs two hosts that run the program of `lab`; their files are in `folder`, which nobody else uses.
     pub fn new(lab: &'a BenchmarkEnvironment, folder: &'a ScratchFolder, name: &str) -> Result<Self> {
+        Self::with_disk(lab, folder, TmpfsImage::named(name)?)
+    }
+
+    /// Shares this disk instead of one of its own.
+    pub fn with_disk(lab: &'a BenchmarkEnvironment, folder: &'a ScratchFolder, image: TmpfsImage) -> Result<Self> {
         let exporter = BenchmarkHost::new(lab, folder, "exporter")?.with_own_program(folder)?;
         let importer = BenchmarkHost::new(lab, folder, "importer")?.with_own_program(folder)?;
         exporter.pair(&importer)?;
         exporter.ok(&["allow", "importer", "all"])?;
-        let image = TmpfsImage::named(name)?;
         Ok(Self { exporter, importer, folder, image })
     }
 
     /// Shares a device and has it used in this way.
     pub fn begin(&self, way: WayOfUse) -> Result<DeviceInUse> {
+        self.begin_at(way, DistantUse::default())
+    }
+
+    /// Shares a device and has it used in this way, from this far away.
+    pub fn begin_at(&self, way: WayOfUse, distant: DistantUse<'_>) -> Result<DeviceInUse> {
         let (what, device) = match way {
             // Names that every version gives by itself.
             WayOfUse::Run => ("zero".to_owned(), "exporter/zero"),
@@ -105,11 +128,14 @@ impl<'a> ComparedProgram<'a> {
         };
         let mut share = self.exporter.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"])?;
         let line = share.wait_for("for paired hosts")?;
-        let address = line.split_whitespace().nth(2).context("a share says where it listens")?;
+        let mut address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
+        if !distant.each_way.is_zero() {
+            address = late(address.parse()?, distant.each_way)?.to_string();
+        }
         let share_pid = share.id();
         let shared_kib = family_kib(share_pid)?;
         let began = Instant::now();
-        let (user, attach) = self.use_device(way, device, address)?;
+        let (user, attach) = self.use_device(way, device, &address, distant.words)?;
         let attached_at = Instant::now();
         let attach_time = attached_at - began;
         let user_pid = match (&user, &attach) {
@@ -121,7 +147,13 @@ impl<'a> ComparedProgram<'a> {
         Ok(DeviceInUse { share, attach, user, share_pid, user_pid, attach_time, attached_at, shared_kib })
     }
 
-    fn use_device(&self, way: WayOfUse, device: &str, address: &str) -> Result<(DeviceUser, Option<LineProcess>)> {
+    fn use_device(
+        &self,
+        way: WayOfUse,
+        device: &str,
+        address: &str,
+        more: &[&str],
+    ) -> Result<(DeviceUser, Option<LineProcess>)> {
         let via = match way {
             WayOfUse::Nbd | WayOfUse::Quic => "nbd",
             WayOfUse::Fuse => "fuse",
@@ -142,6 +174,7 @@ impl<'a> ComparedProgram<'a> {
             WayOfUse::Quic => vec!["--socket", at, "--over", "quic"],
             WayOfUse::Nbd | WayOfUse::Run => vec!["--socket", at],
         });
+        words.extend(more);
         let known = kernel_disks();
         let mut attach = self.importer.start(&words)?;
         if way == WayOfUse::Uas {
@@ -172,6 +205,15 @@ impl DeviceInUse {
             }
             _ => bail!("this device is not used so: {load:?}"),
         }
+    }
+
+    /// Keeps the device busy for this long, once an importer reads ahead for this load and not for the one before.
+    pub fn run_past_lead_in(&mut self, load: DeviceLoad, slice: Duration) -> Result<LoadTally> {
+        let mut left_bytes = if load.is_read_ahead() { LEAD_IN_BYTES } else { 0 };
+        while left_bytes > 0 {
+            left_bytes = left_bytes.saturating_sub(self.run(load, LEAD_IN_TIME)?.bytes);
+        }
+        self.run(load, slice)
     }
 
     /// The gauge's value, ms or MiB.

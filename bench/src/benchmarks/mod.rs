@@ -20,7 +20,7 @@ mod links;
 mod memory;
 mod mixed;
 mod modules;
-mod naming;
+pub mod naming;
 mod native;
 mod nbd;
 mod overhead;
