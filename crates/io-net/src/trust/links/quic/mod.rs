@@ -16,6 +16,7 @@ mod pool;
 mod room;
 mod server;
 mod setup;
+mod socket;
 #[cfg(test)]
 mod tests;
 

@@ -9,7 +9,7 @@ use quinn::{Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime, T
 use rustls::Error;
 use tokio::runtime::{self, Runtime};
 
-use crate::sys::udp;
+use super::socket::JoiningUdpSocket;
 use crate::trust::links::tls::HandshakeError;
 
 /// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
@@ -22,16 +22,11 @@ pub fn runtime() -> io::Result<Runtime> {
 
 /// The end of connections at this socket.
 ///
-/// The kernel hands over each datagram by itself. quinn has it join those that arrive together, up to 64 KiB, and asks
-/// a socket of its own whether it can. A confined process has no further socket: quinn takes that for a no and keeps
-/// room for one datagram, so that all but the first of those that were joined were lost. They would also be kept in
-/// memory together, for as long as a link has not read one of them.
+/// # Errors
+/// The socket's.
 pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<Endpoint> {
-    let options = socket.try_clone()?;
-    let endpoint = Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?;
-    // A kernel that does not know the option joins none.
-    let _ = udp::set_joining(&options, false);
-    Ok(endpoint)
+    let socket = Arc::new(JoiningUdpSocket::new(socket)?);
+    Endpoint::new_with_abstract_socket(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
 }
 
 pub fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
