@@ -22,6 +22,17 @@ pub fn can_split(socket: impl AsFd) -> bool {
     size(1200) && size(0)
 }
 
+/// How many bytes the kernel keeps for a socket in each direction: so many, or what an administrator allows
+/// (`net.core.rmem_max`, `wmem_max`).
+///
+/// # Errors
+/// The system's error.
+pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let bytes = c_int::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,9 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{Endpoint, EndpointConfig, IdleTimeout, ServerConfig, TokioRuntime, TransportConfig, VarInt};
+use quinn::{
+    Endpoint, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
 use rustls::Error;
 use tokio::runtime::{self, Runtime};
 
@@ -16,6 +18,10 @@ use crate::trust::links::tls::HandshakeError;
 const IDLE_MAX: Duration = Duration::from_secs(4);
 /// How often an idle connection sends a keep-alive: two of them may be lost.
 const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
+/// The largest datagram that is tried: what an Ethernet of 9,000 bytes carries by IPv6. How large they may be on the way
+/// to a peer is found by probes (RFC 8899); a peer of an earlier version takes 1,472 bytes.
+const DATAGRAM_BYTES_MAX: u16 = 9000 - 48;
+
 pub fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -26,7 +32,9 @@ pub fn runtime() -> io::Result<Runtime> {
 /// The socket's.
 pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<Endpoint> {
     let socket = Arc::new(JoiningUdpSocket::new(socket)?);
-    Endpoint::new_with_abstract_socket(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))
+    let mut config = EndpointConfig::default();
+    config.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("more than QUIC demands, and less than UDP carries");
+    Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime))
 }
 
 pub fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
@@ -43,5 +51,8 @@ pub fn transport(links_max: u32, unread_bytes_max: u32) -> TransportConfig {
     config.max_concurrent_bidi_streams(VarInt::from_u32(links_max)).max_concurrent_uni_streams(VarInt::from_u32(1));
     config.receive_window(VarInt::from_u32(unread_bytes_max));
     config.datagram_receive_buffer_size(None);
+    let mut probes = MtuDiscoveryConfig::default();
+    probes.upper_bound(DATAGRAM_BYTES_MAX);
+    config.mtu_discovery_config(Some(probes));
     config
 }

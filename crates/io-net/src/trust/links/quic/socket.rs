@@ -22,8 +22,12 @@ use crate::sys::udp;
 
 /// Datagrams that one system call sends: at least so many leave the kernel as one (`UDP_MAX_SEGMENTS`, linux/udp.h).
 const SENT_TOGETHER_MAX: usize = 64;
+/// Bytes that one system call sends: those of one datagram of UDP by IPv4.
+const SENT_BYTES_MAX: usize = 65_507;
 /// Bytes of datagrams that arrive together: what an IP packet can tell of.
 const JOINED_BYTES_MAX: usize = 64 << 10;
+/// What the kernel may keep for the socket in each direction.
+const KERNEL_BYTES: usize = 2 << 20;
 /// Reads of one system call.
 const READS_MAX: usize = 4;
 
@@ -44,6 +48,8 @@ impl JoiningUdpSocket {
     /// The socket's.
     pub fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
+        // As much as the kernel gives: what does not fit, while this process does something else, is lost.
+        let _ = udp::set_buffers(&socket, KERNEL_BYTES);
         // A kernel before 5.0 joins none.
         let _ = udp::set_joining(&socket, true);
         let sent_together_max = if udp::can_split(&socket) { SENT_TOGETHER_MAX } else { 1 };
@@ -54,6 +60,23 @@ impl JoiningUdpSocket {
             received: Mutex::default(),
         })
     }
+
+    /// Sends datagrams by one system call. Those that cannot be sent count as lost on the way: that is how a datagram is
+    /// found to be too large, too.
+    fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        match self.io.try_io(Interest::WRITABLE, || self.state.try_send((&self.io).into(), transmit)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            Err(error) => {
+                // Some adapters say only now that they cannot split what leaves.
+                if transmit.segment_size.is_some() && matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) {
+                    self.sent_together_max.store(1, Ordering::Relaxed);
+                }
+                debug!(to = %transmit.destination, bytes = transmit.contents.len(), %error, "datagrams were not sent");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
 }
 
 impl AsyncUdpSocket for JoiningUdpSocket {
@@ -62,18 +85,10 @@ impl AsyncUdpSocket for JoiningUdpSocket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let sent = self.io.try_io(Interest::WRITABLE, || self.state.try_send((&self.io).into(), transmit));
-        match sent {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-            Err(error) => {
-                // Some adapters say only now that they cannot split what leaves.
-                if transmit.segment_size.is_some() && matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) {
-                    self.sent_together_max.store(1, Ordering::Relaxed);
-                }
-                // As if the network had lost it: that is how a datagram is found to be too large, too.
-                debug!(to = %transmit.destination, bytes = transmit.contents.len(), %error, "datagrams were not sent");
-            }
-            Ok(()) => {}
+        let segment_bytes = transmit.segment_size.unwrap_or(SENT_BYTES_MAX).max(1);
+        // What a peer gets twice, because the second of two calls must be made again, it drops.
+        for contents in transmit.contents.chunks((SENT_BYTES_MAX / segment_bytes).max(1) * segment_bytes) {
+            self.send(&Transmit { contents, ..transmit.clone() })?;
         }
         Ok(())
     }
