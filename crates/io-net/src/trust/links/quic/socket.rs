@@ -5,12 +5,13 @@
 //! keeps all datagrams that arrived together for as long as a link has not read one of them, while it accounts for that
 //! one: here each is handed on by itself.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 
 use quinn::udp::{RecvMeta, Transmit, UdpSocketState};
@@ -38,6 +39,8 @@ pub struct JoiningUdpSocket {
     state: UdpSocketState,
     /// Datagrams that one system call may send; 1 if the kernel or the network adapter cannot split them.
     sent_together_max: AtomicUsize,
+    /// Peers that take datagrams that were sent together. Others lose all but the first of those that arrive together.
+    joining_peers: RwLock<HashSet<SocketAddr>>,
     received: Mutex<JoinedDatagrams>,
 }
 
@@ -57,8 +60,23 @@ impl JoiningUdpSocket {
             io: tokio::net::UdpSocket::from_std(socket)?,
             state,
             sent_together_max: AtomicUsize::new(sent_together_max),
+            joining_peers: RwLock::default(),
             received: Mutex::default(),
         })
+    }
+
+    /// The peer at this address takes datagrams that were sent together, from now on or no longer.
+    pub fn note_joining(&self, peer: SocketAddr, is_joining: bool) {
+        let mut peers = self.joining_peers.write().unwrap_or_else(PoisonError::into_inner);
+        if is_joining {
+            peers.insert(peer);
+        } else {
+            peers.remove(&peer);
+        }
+    }
+
+    fn is_joining(&self, peer: &SocketAddr) -> bool {
+        self.joining_peers.read().unwrap_or_else(PoisonError::into_inner).contains(peer)
     }
 
     /// Sends datagrams by one system call. Those that cannot be sent count as lost on the way: that is how a datagram is
@@ -86,8 +104,9 @@ impl AsyncUdpSocket for JoiningUdpSocket {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let segment_bytes = transmit.segment_size.unwrap_or(SENT_BYTES_MAX).max(1);
+        let together = if self.is_joining(&transmit.destination) { SENT_BYTES_MAX / segment_bytes } else { 1 };
         // What a peer gets twice, because the second of two calls must be made again, it drops.
-        for contents in transmit.contents.chunks((SENT_BYTES_MAX / segment_bytes).max(1) * segment_bytes) {
+        for contents in transmit.contents.chunks(together.max(1) * segment_bytes) {
             self.send(&Transmit { contents, ..transmit.clone() })?;
         }
         Ok(())
@@ -233,6 +252,7 @@ mod tests {
             let destination = near.local_addr().unwrap();
             let contents: Vec<u8> = (0..45 * 1000 - 300).map(|at| (at / 1000) as u8).collect();
             far.io.writable().await.unwrap();
+            far.note_joining(destination, true);
             let send = |contents: &[u8], segment_size| {
                 let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
                 far.try_send(&transmit).unwrap();
@@ -255,12 +275,35 @@ mod tests {
             let socket = JoiningUdpSocket::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
             let destination = socket.local_addr().unwrap();
             socket.io.writable().await.unwrap();
+            socket.note_joining(destination, true);
             // A kernel splits into so many, and an adapter without the skill refuses as the kernel does here.
             let contents = [0; 4096];
             let transmit =
                 Transmit { destination, ecn: None, contents: &contents, segment_size: Some(1), src_ip: None };
             socket.try_send(&transmit).unwrap();
             assert_eq!(socket.max_transmit_segments(), 1);
+        });
+    }
+
+    #[test]
+    fn peer_that_has_not_said_that_it_joins_gets_datagrams_one_by_one() {
+        let runtime = super::super::setup::runtime().unwrap();
+        runtime.block_on(async {
+            let near = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            udp::set_joining(&near, true).unwrap();
+            let far = JoiningUdpSocket::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).unwrap();
+            far.io.writable().await.unwrap();
+            let destination = near.local_addr().unwrap();
+            let contents = [7; 3000];
+            let transmit =
+                Transmit { destination, ecn: None, contents: &contents, segment_size: Some(1000), src_ip: None };
+            for (is_joining, expected) in [(false, [1000; 3].as_slice()), (true, &[3000]), (false, &[1000; 3])] {
+                far.note_joining(destination, is_joining);
+                far.try_send(&transmit).unwrap();
+                for bytes in expected {
+                    assert_eq!(near.recv(&mut [0; 4096]).unwrap(), *bytes, "{is_joining}");
+                }
+            }
         });
     }
 }
