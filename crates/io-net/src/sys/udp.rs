@@ -15,6 +15,24 @@ pub fn set_joining(socket: impl AsFd, is_on: bool) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, libc::UDP_GRO, &c_int::from(is_on))
 }
 
+/// Whether the kernel splits what is sent at once into datagrams of one size (`UDP_SEGMENT`, udp(7)); it does since 4.18.
+pub fn can_split(socket: impl AsFd) -> bool {
+    let size = |bytes: c_int| set(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &bytes).is_ok();
+    // None by itself: each message says its size.
+    size(1200) && size(0)
+}
+
+/// How many bytes the kernel keeps for a socket in each direction: so many, or what an administrator allows
+/// (`net.core.rmem_max`, `wmem_max`).
+///
+/// # Errors
+/// The system's error.
+pub fn set_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    let bytes = c_int::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

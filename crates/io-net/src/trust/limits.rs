@@ -113,7 +113,7 @@ pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIM
 /// Links that an importer may have on one connection of QUIC.
 pub const QUIC_LINKS_MAX: u32 = 512;
 /// Bytes of all links of a connection that have arrived at its importer and that nobody has read, at most; of one link
-/// a twelfth.
+/// a quarter.
 pub const QUIC_BYTES_MAX: u32 = 16 << 20;
 /// Bytes of all links of a connection that have arrived at its exporter and that nobody has read, at most, and as many
 /// that its importer has not acknowledged: 40 MB/s at 100 ms, more than three links may fill. Both are

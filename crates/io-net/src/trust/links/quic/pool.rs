@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 use super::bridge::{ProvedPeer, QuicBridge, explain};
 use super::ending::QuicThreadMark;
-use super::setup::{endpoint, no_suite, runtime, transport};
+use super::setup::{endpoint, hear_skills, no_suite, runtime, say_skills, transport};
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_BYTES_MAX, QUIC_LINKS_MAX};
 use crate::trust::links::tls::{AcceptedKeys, HandshakeError, HandshakeTerms, KeyVerifier, NO_NAME, SecureLink};
@@ -276,11 +276,13 @@ async fn dial(
     let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
     // The exporter opens no links.
     config.transport_config(Arc::new(transport(0, QUIC_BYTES_MAX)));
-    let endpoint = endpoint(socket, None).map_err(HandshakeError::Lost)?;
+    let (endpoint, socket) = endpoint(socket, None).map_err(HandshakeError::Lost)?;
     let wrong = |error| HandshakeError::Lost(io::Error::other(error));
     let connecting = endpoint.connect_with(config, to, NO_NAME).map_err(wrong)?;
     let connection = connecting.await.map_err(|error| explain(&verifier, error))?;
-    connection.accept_uni().await.map_err(|error| explain(&verifier, error))?;
+    let is_joining = hear_skills(&connection).await.map_err(|error| explain(&verifier, error))?;
+    socket.note_joining(connection.remote_address(), is_joining);
+    say_skills(&connection).await.map_err(|error| explain(&verifier, error))?;
     let stream = connection.open_bi().await.map_err(|error| explain(&verifier, error))?;
     let proved = ProvedPeer::by(&connection, &verifier)?;
     Ok((connection, proved, stream, endpoint))

@@ -20,7 +20,8 @@ use tracing::debug;
 use super::bridge::{ProvedPeer, QuicBridge, explain};
 use super::ending::{QuicThreadMark, is_ending};
 use super::room::ConnectionMemoryCharge;
-use super::setup::{endpoint, no_suite, runtime, transport};
+use super::setup::{endpoint, hear_skills, no_suite, runtime, say_skills, transport};
+use super::socket::JoiningUdpSocket;
 use crate::link::plain_address;
 use crate::trust::Fingerprint;
 use crate::trust::limits::{QUIC_EXPORTER_BYTES_MIN, QUIC_LINKS_MAX};
@@ -115,7 +116,7 @@ async fn serve(
 ) -> io::Result<()> {
     let any = Arc::new(KeyVerifier::new(acceptor.terms().accepts));
     let config = server_config(&acceptor.terms(), &any, links_max).map_err(io::Error::other)?;
-    let endpoint = endpoint(socket, Some(config))?;
+    let (endpoint, socket) = endpoint(socket, Some(config))?;
     let mut over = pin!(closing.is_over());
     loop {
         let mut arriving = pin!(endpoint.accept());
@@ -135,7 +136,8 @@ async fn serve(
         match acceptor.enter(plain_address(incoming.remote_address())) {
             None => incoming.refuse(),
             Some(ticket) => {
-                drop(tokio::spawn(meet(incoming, Arc::clone(acceptor), ticket, closing.clone(), links_max)));
+                let ends = (Arc::clone(acceptor), Arc::clone(&socket), closing.clone());
+                drop(tokio::spawn(meet(incoming, ends, ticket, links_max)));
             }
         }
     }
@@ -146,9 +148,8 @@ async fn serve(
 
 async fn meet(
     incoming: Incoming,
-    acceptor: Arc<impl QuicAcceptor>,
+    (acceptor, socket, closing): (Arc<impl QuicAcceptor>, Arc<JoiningUdpSocket>, ServerCloseSignal),
     ticket: AdmissionTicket,
-    closing: ServerCloseSignal,
     links_max: u32,
 ) {
     let (from, terms) = (plain_address(incoming.remote_address()), acceptor.terms());
@@ -169,7 +170,20 @@ async fn meet(
         Ok((connection, proved, secured, first)) => {
             let _charge = ConnectionMemoryCharge::take(&connection, &acceptor.account(&secured.peer));
             Arc::clone(&acceptor).met(Ok(secured), from, ticket);
-            carry_all(&connection, proved, first, &acceptor, &closing).await;
+            let mut carried = pin!(carry_all(&connection, proved, first, &acceptor, &closing));
+            // An importer of an earlier version says nothing.
+            let mut heard = pin!(hear_skills(&connection));
+            let (mut is_heard, mut joining) = (false, None);
+            poll_fn(|context| {
+                if !is_heard && let Poll::Ready(skills) = heard.as_mut().poll(context) {
+                    is_heard = true;
+                    joining = skills.is_ok_and(|is_joining| is_joining).then(|| connection.remote_address());
+                    joining.iter().for_each(|importer| socket.note_joining(*importer, true));
+                }
+                carried.as_mut().poll(context)
+            })
+            .await;
+            joining.iter().for_each(|importer| socket.note_joining(*importer, false));
         }
         Err(error) => acceptor.met(Err(error), from, ticket),
     }
@@ -186,9 +200,7 @@ async fn admitted(
     let config = server_config(terms, verifier, links_max)?;
     let connecting = incoming.accept_with(Arc::new(config)).map_err(|error| explain(verifier, error))?;
     let connection = connecting.await.map_err(|error| explain(verifier, error))?;
-    let mut welcome = connection.open_uni().await.map_err(|error| explain(verifier, error))?;
-    // A stream that was just opened can be finished.
-    let _ = welcome.finish();
+    say_skills(&connection).await.map_err(|error| explain(verifier, error))?;
     let proved = ProvedPeer::by(&connection, verifier)?;
     // The importer's stream is unknown until the importer sends something on it.
     let (secured, first) = QuicBridge::build(&connection, proved).map_err(HandshakeError::Lost)?;

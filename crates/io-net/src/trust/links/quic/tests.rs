@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use farbus_model::Instant;
 use farbus_model::budget::{CONNECTION_BYTES, MemoryAccount, MemoryBudget};
-use quinn::udp::{Transmit, UdpSocketState};
 
 use super::*;
 use crate::fuzzing::{Input, fuzz};
@@ -155,22 +154,6 @@ fn many_links_share_few_connections_and_each_ends_for_itself() {
     let [near, far] = pair_by(&pool, &ours, their_key, at, &met);
     pass(&near, &far, &bytes);
     assert_eq!(host.connections.load(Ordering::Acquire), 5, "those without a link were closed");
-}
-
-/// quinn would have the kernel join them, which a confined process has no room for.
-#[test]
-fn datagrams_that_arrive_together_are_read_one_by_one() {
-    let (near, far) = (socket(), socket());
-    let (destination, reads) = (near.local_addr().unwrap(), near.try_clone().unwrap());
-    let runtime = setup::runtime().unwrap();
-    let _endpoint = runtime.block_on(async { setup::endpoint(near, None).unwrap() });
-    let contents = [7; 4 * 1200];
-    let together = Transmit { destination, ecn: None, contents: &contents, segment_size: Some(1200), src_ip: None };
-    let sender = UdpSocketState::new((&far).into()).unwrap();
-    sender.try_send((&far).into(), &together).unwrap();
-    for _ in 0..4 {
-        assert_eq!(reads.recv(&mut [0; 4096]).unwrap(), 1200);
-    }
 }
 
 /// What a peer makes this process keep unread is taken from its account, connection by connection, and there is room
