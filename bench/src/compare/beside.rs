@@ -199,7 +199,7 @@ pub fn disk(
         let mut rivals = Vec::new();
         if with_nbdkit {
             rivals.extend(run.note("nbdkit, plain", NbdRival::plain(run.lab, folder, image)));
-            rivals.extend(run.note("nbdkit, TLS", NbdRival::encrypted(run.lab, folder, image, Duration::ZERO)));
+            rivals.extend(run.note("nbdkit TLS", NbdRival::encrypted(run.lab, folder, image, Duration::ZERO)));
         }
         if with_nbd_server {
             rivals.extend(run.note(NBD_SERVER, NbdRival::nbd_server(run.lab, image)));

@@ -169,7 +169,7 @@ fn disk(
         if let Some(client) = &mut client {
             let DiskLoad { verb, bytes, depth, is_random } = load;
             let cost = PathCost::measure(&of_rival, span(run), |span| client.run(verb, bytes, depth, is_random, span))?;
-            push(rows, &what, "nbdkit, TLS", bytes, &cost);
+            push(rows, &what, "nbdkit TLS", bytes, &cost);
         }
     }
     Ok(())

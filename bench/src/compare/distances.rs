@@ -39,16 +39,16 @@ const LEAD_IN: Duration = Duration::from_millis(250);
 /// What is measured at each distance: the name, the unit, and whether farbus or the peer.
 const ROWS: [(&str, &str, &str); 13] = [
     ("disk read 1 MiB × 1 in order", "MB/s", "farbus"),
-    ("", "MB/s", "nbdkit, TLS"),
+    ("", "MB/s", "nbdkit TLS"),
     ("disk write 1 MiB × 1 in order", "MB/s", "farbus, --cache writeback"),
-    ("", "MB/s", "nbdkit, TLS"),
+    ("", "MB/s", "nbdkit TLS"),
     ("disk read 4 KiB × 1 at random, median", "ms", "farbus"),
-    ("", "ms", "nbdkit, TLS"),
+    ("", "ms", "nbdkit TLS"),
     ("URB IN 64 B × 1, median", "ms", "farbus run, TLS"),
     ("", "ms", "farbus, plain USB/IP"),
     ("", "ms", "usbip crate"),
     ("a disk attached, from the command on", "ms", "farbus attach"),
-    ("", "ms", "nbdkit, TLS"),
+    ("", "ms", "nbdkit TLS"),
     ("a program has its device, from the command on", "ms", "farbus run"),
     ("a device imported and configured by a client that runs", "ms", "usbip crate"),
 ];

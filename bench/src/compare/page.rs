@@ -7,6 +7,8 @@ use anyhow::{Context, Result, ensure};
 /// What stands around the generated part of a document.
 const BEGINS: &str = "<!-- compare: begins -->";
 const ENDS: &str = "<!-- compare: ends -->";
+/// The cells of a row with a bar that say what farbus did; those behind them are about one peer.
+const FIGURE_CELLS: usize = 2;
 /// A bar of this value takes the whole width.
 const BAR_MAX: f64 = 4.0;
 
@@ -78,9 +80,10 @@ impl ComparisonPage {
         let mut text = format!("{}\n", self.machine);
         for table in &self.tables {
             let _ = writeln!(text, "\n## {}\n\n{}\n", table.title, table.note);
-            let _ = writeln!(text, "| {} |\n|{}", table.headings.join(" | "), "---|".repeat(table.headings.len()));
-            for row in &table.rows {
-                let _ = writeln!(text, "| {} |", row.cells.join(" | "));
+            let (headings, rows) = table.in_short();
+            let _ = writeln!(text, "| {} |\n|{}", headings.join(" | "), "---|".repeat(headings.len()));
+            for cells in rows {
+                let _ = writeln!(text, "| {} |", cells.join(" | "));
             }
         }
         if !self.left_out.is_empty() {
@@ -94,6 +97,25 @@ impl ComparisonPage {
 }
 
 impl PageTable {
+    /// The headings, and the cells of each row. A table of peers has one row for all peers of a figure of farbus.
+    fn in_short(&self) -> (Vec<&str>, Vec<Vec<String>>) {
+        let mut headings: Vec<&str> = self.headings.iter().map(String::as_str).collect();
+        if self.rows.iter().all(|row| row.bar.is_none()) {
+            return (headings, self.rows.iter().map(|row| row.cells.clone()).collect());
+        }
+        headings.splice(FIGURE_CELLS.., ["beside: its figure, the ratio (min..max)"]);
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        for row in &self.rows {
+            let (figure, peer) = row.cells.split_at(FIGURE_CELLS.min(row.cells.len()));
+            let peer = peer.join(", ");
+            match rows.last_mut() {
+                Some(cells) if cells.starts_with(figure) => cells[FIGURE_CELLS] += &format!("<br>{peer}"),
+                _ => rows.push([figure, std::slice::from_ref(&peer)].concat()),
+            }
+        }
+        (headings, rows)
+    }
+
     fn push_html(&self, text: &mut String) {
         let has_bars = self.rows.iter().any(|row| row.bar.is_some());
         let _ = writeln!(text, "<h2>{}</h2>\n<p>{}</p>\n<table>\n<tr>", escaped(self.title), escaped(&self.note));
@@ -177,9 +199,11 @@ mod tests {
     }
 
     fn page() -> ComparisonPage {
-        let row = PageRow { cells: vec!["disk < 1".into(), "2".into()], bar: Some(0.5) };
-        let headings = vec!["what".into(), "ratio".into()];
-        let tables = vec![PageTable { title: "Beside", note: "Why".into(), headings, rows: vec![row] }];
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let rows = ["nbdkit", "usbip"]
+            .map(|peer| PageRow { cells: words(&["disk < 1", "2 k/s", peer, "0.5"]), bar: Some(0.5) });
+        let headings = words(&["what", "farbus", "peer", "ratio"]);
+        let tables = vec![PageTable { title: "Beside", note: "Why".into(), headings, rows: rows.into() }];
         let left_out = vec![("nbd-server".into(), "not installed".into())];
         ComparisonPage { machine: "two processors".into(), tables, charts: Vec::new(), left_out }
     }
@@ -195,7 +219,9 @@ mod tests {
     #[test]
     fn a_document_has_a_heading_a_table_and_what_was_left_out() {
         let text = page().markdown();
-        assert!(text.contains("## Beside\n\nWhy\n\n| what | ratio |\n|---|---|\n| disk < 1 | 2 |\n"), "{text}");
+        let row = "| disk < 1 | 2 k/s | nbdkit, 0.5<br>usbip, 0.5 |\n";
+        assert!(text.contains("## Beside\n\nWhy\n\n| what | farbus | beside"), "{text}");
+        assert!(text.contains(row), "{text}");
         assert!(text.ends_with("* nbd-server: not installed\n"), "{text}");
     }
 }

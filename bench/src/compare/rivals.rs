@@ -64,7 +64,7 @@ impl NbdRival {
         let mut command = nbdkit();
         command.arg("--unix").arg(&socket).arg("file").arg(image);
         let _ = fs::remove_file(&socket);
-        Self::new("nbdkit, plain, Unix socket", RivalPlace::Path(socket)).with_program(lab, command)?.answering()
+        Self::new("nbdkit plain", RivalPlace::Path(socket)).with_program(lab, command)?.answering()
     }
 
     /// `nbdkit file` behind TLS, `nbdkit nbd` as its client with a Unix socket for programs: what farbus does. Every
@@ -82,7 +82,7 @@ impl NbdRival {
         let mut server = nbdkit();
         server.args(["--ipaddr", "127.0.0.1", "--port", &address.port().to_string(), "--tls", "require"]);
         server.arg(word("--tls-certificates=", &keys)?).arg("file").arg(image);
-        let mut rival = Self::new("nbdkit, TLS", RivalPlace::Address(address)).with_program(lab, server)?;
+        let mut rival = Self::new("nbdkit TLS", RivalPlace::Address(address)).with_program(lab, server)?;
         drop(rival.connect()?);
         if !each_way.is_zero() {
             address = late(address, each_way)?;
@@ -100,7 +100,7 @@ impl NbdRival {
         let mut command = Command::new(NBD_SERVER);
         command.args([&format!("{}@{}", address.ip(), address.port()), word("", image)?.as_str(), "-d", "-C", ""]);
         // It serves one client and ends.
-        Self::new("nbd-server, plain, TCP", RivalPlace::Address(address)).with_program(lab, command)
+        Self::new("nbd-server plain", RivalPlace::Address(address)).with_program(lab, command)
     }
 
     fn new(name: &'static str, place: RivalPlace) -> Self {

@@ -15,11 +15,16 @@ pub fn set_joining(socket: impl AsFd, is_on: bool) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, libc::UDP_GRO, &c_int::from(is_on))
 }
 
-/// Whether the kernel splits what is sent at once into datagrams of one size (`UDP_SEGMENT`, udp(7)); it does since 4.18.
+/// Whether the kernel splits what is sent at once into datagrams of one size (`UDP_SEGMENT`, udp(7)), as since 4.18.
 pub fn can_split(socket: impl AsFd) -> bool {
     let size = |bytes: c_int| set(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &bytes).is_ok();
     // None by itself: each message says its size.
     size(1200) && size(0)
+}
+
+/// Whether this error of a send may mean that the network adapter cannot split what leaves, which nothing shows before.
+pub fn tells_of_splitting(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
 }
 
 /// How many bytes the kernel keeps for a socket in each direction: so many, or what an administrator allows

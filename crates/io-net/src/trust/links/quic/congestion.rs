@@ -31,7 +31,7 @@ impl ControllerFactory for LossTolerantConfig {
     }
 }
 
-/// [`LossTolerantConfig`]'s.
+/// Cubic, and what decides whether it hears of a loss.
 struct LossTolerantController {
     cubic: Box<dyn Controller>,
     /// Bytes that arrived, and that did not, lately.
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts the losses that it is told of.
+    /// Counts the losses that it hears of.
     struct LossCounter(Arc<AtomicU32>);
 
     impl Controller for LossCounter {
@@ -150,10 +150,10 @@ mod tests {
 
     /// How many of 1,000 losses count where one of `all` datagrams is lost and round trips take this long.
     fn counted_losses(all: u64, smoothed: Duration) -> u32 {
-        let told = Arc::<AtomicU32>::default();
+        let counted = Arc::<AtomicU32>::default();
         let begin = Instant::now();
         let mut controller = LossTolerantController {
-            cubic: Box::new(LossCounter(Arc::clone(&told))),
+            cubic: Box::new(LossCounter(Arc::clone(&counted))),
             acknowledged: 0,
             lost: 0,
             counted_since: begin,
@@ -165,7 +165,7 @@ mod tests {
             controller.note_round_trips(ROUND_TRIP, smoothed);
             controller.count(now, (all - 1) * 1452, 0);
         }
-        told.load(Ordering::Relaxed)
+        counted.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn marks_and_long_silence_count_always() {
-        let told = Arc::<AtomicU32>::default();
+        let counted = Arc::<AtomicU32>::default();
         let now = Instant::now();
         let mut controller = Arc::<LossTolerantConfig>::default().build(now, 1452);
         let window = controller.window();
@@ -187,13 +187,13 @@ mod tests {
         controller.on_congestion_event(now, now, false, 0);
         assert!(controller.window() < window, "a mark");
         let mut controller = LossTolerantController {
-            cubic: Box::new(LossCounter(Arc::clone(&told))),
+            cubic: Box::new(LossCounter(Arc::clone(&counted))),
             acknowledged: 1 << 20,
             lost: 0,
             counted_since: now,
             is_queueing: false,
         };
         controller.on_congestion_event(now, now, true, 1452);
-        assert_eq!(told.load(Ordering::Relaxed), 1, "nothing arrives");
+        assert_eq!(counted.load(Ordering::Relaxed), 1, "nothing arrives");
     }
 }

@@ -8,10 +8,11 @@
 //! link ([`bridge`]). That costs one more hop in each direction, so TCP is the first choice.
 //!
 //! An importer finishes its handshake before the exporter has checked its key (RFC 8446 §2). So an exporter that
-//! accepts it confirms that by a stream of its own, on which it says what it can do; the importer says so, too ([`setup`]).
+//! accepts it confirms that by a stream of its own, on which it says what it can do; the importer does so, too
+//! ([`setup`]).
 //!
-//! Datagrams leave and arrive many at a time ([`socket`]), as large as the path carries, and a datagram that is lost where
-//! no queue can be seen slows nothing down ([`congestion`]).
+//! Datagrams leave and arrive many at a time ([`socket`]), as large as the path carries, and a datagram that is lost
+//! where no queue can be seen slows nothing down ([`congestion`]).
 
 mod bridge;
 mod congestion;

@@ -22,8 +22,8 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
 /// Bytes of a link that have arrived and that nobody has read, at least, as far as its connection's allow it.
 const LINK_BYTES_MIN: u32 = 1_250_000;
-/// The largest datagram that is tried: what an Ethernet of 9,000 bytes carries by IPv6. How large they may be on the way
-/// to a peer is found by probes (RFC 8899); a peer of an earlier version takes 1,472 bytes.
+/// The largest datagram that is tried: what an Ethernet of 9,000 bytes carries by IPv6. How large they may be on the
+/// way to a peer is found by probes (RFC 8899); a peer of an earlier version takes 1,472 bytes.
 const DATAGRAM_BYTES_MAX: u16 = 9000 - 48;
 
 pub fn runtime() -> io::Result<Runtime> {
@@ -42,8 +42,8 @@ pub fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> io::Result<(
     Ok((Endpoint::new_with_abstract_socket(config, server, carried, Arc::new(TokioRuntime))?, socket))
 }
 
-/// What an end says of itself on a stream of its own, which earlier versions leave empty or do not read: a byte of flags,
-/// and what later versions add.
+/// What an end says of itself on a stream of its own, which earlier versions leave empty or do not read: a byte of
+/// flags, and what later versions add.
 const SKILLS: [u8; 1] = [SKILL_JOINING];
 /// It takes datagrams that were sent together.
 const SKILL_JOINING: u8 = 1;

@@ -1,9 +1,9 @@
 //! The UDP socket of connections, on which datagrams leave and arrive many at a time.
 //!
-//! Without that each datagram, 1 to 2 KiB, is a system call and a way of its own through the kernel. quinn's socket asks
-//! another one what the kernel can do, which a confined process cannot make; this one asks the socket itself. And quinn
-//! keeps all datagrams that arrived together for as long as a link has not read one of them, while it accounts for that
-//! one: here each is handed on by itself.
+//! Without that each datagram, 1 to 2 KiB, is a system call and a way of its own through the kernel. quinn's socket
+//! asks another one what the kernel can do, which a confined process cannot make; this one asks the socket itself. And
+//! quinn keeps all datagrams that arrived together for as long as a link has not read one of them, while it accounts
+//! for that one: here each is handed on by itself.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -79,14 +79,14 @@ impl JoiningUdpSocket {
         self.joining_peers.read().unwrap_or_else(PoisonError::into_inner).contains(peer)
     }
 
-    /// Sends datagrams by one system call. Those that cannot be sent count as lost on the way: that is how a datagram is
-    /// found to be too large, too.
+    /// Sends datagrams by one system call. Those that cannot be sent count as lost on the way: that is how a datagram
+    /// is found to be too large, too.
     fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         match self.io.try_io(Interest::WRITABLE, || self.state.try_send((&self.io).into(), transmit)) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) => {
                 // Some adapters say only now that they cannot split what leaves.
-                if transmit.segment_size.is_some() && matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) {
+                if transmit.segment_size.is_some() && udp::tells_of_splitting(&error) {
                     self.sent_together_max.store(1, Ordering::Relaxed);
                 }
                 debug!(to = %transmit.destination, bytes = transmit.contents.len(), %error, "datagrams were not sent");
