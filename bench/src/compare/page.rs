@@ -81,9 +81,9 @@ impl ComparisonPage {
         for table in &self.tables {
             let _ = writeln!(text, "\n## {}\n\n{}\n", table.title, table.note);
             let (headings, rows) = table.in_short();
-            let _ = writeln!(text, "| {} |\n|{}", headings.join(" | "), "---|".repeat(headings.len()));
+            let _ = writeln!(text, "|{}|\n|{}", headings.join("|"), "---|".repeat(headings.len()));
             for cells in rows {
-                let _ = writeln!(text, "| {} |", cells.join(" | "));
+                let _ = writeln!(text, "|{}|", cells.join("|"));
             }
         }
         if !self.left_out.is_empty() {
@@ -219,8 +219,8 @@ mod tests {
     #[test]
     fn a_document_has_a_heading_a_table_and_what_was_left_out() {
         let text = page().markdown();
-        let row = "| disk < 1 | 2 k/s | nbdkit, 0.5<br>usbip, 0.5 |\n";
-        assert!(text.contains("## Beside\n\nWhy\n\n| what | farbus | beside"), "{text}");
+        let row = "|disk < 1|2 k/s|nbdkit, 0.5<br>usbip, 0.5|\n";
+        assert!(text.contains("## Beside\n\nWhy\n\n|what|farbus|beside"), "{text}");
         assert!(text.contains(row), "{text}");
         assert!(text.ends_with("* nbd-server: not installed\n"), "{text}");
     }

@@ -331,20 +331,19 @@ impl PathNeeds {
     /// In words, for a table.
     pub fn named(&self) -> String {
         let counts = [
-            (self.wake_ups, "wake-ups"),
-            (self.messages, "messages"),
-            (self.calls, "other system call"),
-            (self.datagrams, "datagrams"),
-            (self.copies, "copies"),
-            (self.carried, "× TCP"),
-            (self.encrypted, "× sealed and opened"),
+            (self.wake_ups, "wake-up"),
+            (self.messages, "message"),
+            (self.calls, "call"),
+            (self.datagrams, "datagram"),
+            (self.copies, "copy"),
+            (self.carried, "TCP"),
+            (self.encrypted, "TLS"),
         ];
-        let named: Vec<String> = counts
-            .iter()
-            .filter(|(count, _)| *count > 0.0)
-            .map(|(count, name)| format!("{} {name}", short(*count)))
-            .collect();
-        named.join(", ")
+        let named = |(count, name): &(f64, &str)| match short(*count) {
+            one if one == "1" => (*name).to_owned(),
+            count => format!("{count}×{name}"),
+        };
+        counts.iter().filter(|(count, _)| *count > 0.0).map(named).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -387,7 +386,7 @@ mod tests {
     #[test]
     fn needs_are_named_without_what_is_not_there() {
         let needs = PathNeeds { wake_ups: 2.0, messages: 0.0625, encrypted: 1.0, ..PathNeeds::default() };
-        assert_eq!(needs.named(), "2 wake-ups, 0.06 messages, 1 × sealed and opened");
+        assert_eq!(needs.named(), "2×wake-up, 0.06×message, TLS");
     }
 
     #[test]
