@@ -8,7 +8,7 @@ use super::{
     findings::MeasuredPath,
     page::PageRow,
     rivals::{NBD_SERVER, NbdRival, RivalClient},
-    roofline::PathNeeds,
+    roofline::{DATAGRAM_BYTES, PathNeeds},
     run::ComparisonRun,
 };
 use crate::{
@@ -34,8 +34,6 @@ use crate::{
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
-/// The bytes of a datagram of QUIC on a path like the Internet's.
-const QUIC_DATAGRAM_BYTES: f64 = 1400.0;
 
 /// Bytes and URBs in flight.
 pub const USB_LOADS: [(usize, usize); 3] = [(64, 1), (4 * KIB, 32), (128 * KIB, 32)];
@@ -225,7 +223,7 @@ pub fn quic(
     let load = load(BlockVerb::Read, MIB, 1, false);
     let what = format!("{}, QUIC", disk_name(load));
     run.step(&what);
-    let needs = PathNeeds { carried: 0.0, datagrams: load.bytes as f64 / QUIC_DATAGRAM_BYTES, ..disk_needs(load) };
+    let needs = PathNeeds { carried: 0.0, datagrams: load.bytes as f64 / DATAGRAM_BYTES as f64, ..disk_needs(load) };
     disk_row(run, pair, WayOfUse::Quic, PeerRow { what, bytes: load.bytes, needs }, load, &mut rivals)
 }
 
