@@ -11,6 +11,7 @@ mod against;
 mod benchmarks;
 mod compare;
 mod contest;
+mod flame;
 mod frames;
 mod lab;
 mod late;
@@ -111,6 +112,8 @@ enum BenchSubcommand {
     Against(against::AgainstArgs),
     /// Measure farbus beside other programs, near and far, and this machine's limits; write it as a page
     Compare(compare::CompareArgs),
+    /// Draw where both ends spend their processor time while a device is in use
+    Flame(flame::FlameArgs),
     /// Serve as one of the peers
     #[command(hide = true)]
     Peer {
@@ -153,6 +156,11 @@ impl BenchCommandLine {
                 let lab = self.lab()?;
                 lab.farbus_program()?;
                 against::run(arguments, &lab)
+            }
+            Some(BenchSubcommand::Flame(ref arguments)) => {
+                let lab = self.lab()?;
+                lab.farbus_program()?;
+                flame::run(arguments, &lab)
             }
             Some(BenchSubcommand::Compare(ref arguments)) => {
                 let lab = self.lab()?;
