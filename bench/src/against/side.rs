@@ -23,7 +23,7 @@ use crate::{
         storage::{DISK_BYTES, TmpfsImage},
     },
     lab::BenchmarkEnvironment,
-    late::late,
+    late::{DatagramPath, late, late_datagrams},
     load::{LoadTally, one_at_a_time},
     peers::{
         inside::{UsbfsProgram, UsbfsWorkload},
@@ -64,6 +64,8 @@ pub struct ComparedProgram<'a> {
 pub struct DistantUse<'a> {
     /// How long every byte is under way.
     pub each_way: Duration,
+    /// The way of QUIC's datagrams, which has a delay of its own.
+    pub datagrams: Option<DatagramPath>,
     /// Further words of `farbus attach`.
     pub words: &'a [&'a str],
 }
@@ -131,6 +133,9 @@ impl<'a> ComparedProgram<'a> {
         let mut address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
         if !distant.each_way.is_zero() {
             address = late(address.parse()?, distant.each_way)?.to_string();
+        }
+        if let Some(path) = distant.datagrams {
+            address = late_datagrams(address.parse()?, path)?.to_string();
         }
         let share_pid = share.id();
         let shared_kib = family_kib(share_pid)?;

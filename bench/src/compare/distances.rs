@@ -96,7 +96,7 @@ fn column(
     let median = |tally: LoadTally| Some(tally.latency_us(50.0) / 1e3);
     let mut values = [None; ROWS.len()];
 
-    let near = DistantUse { each_way, words: &[] };
+    let near = DistantUse { each_way, ..DistantUse::default() };
     let mut device = pair.begin_at(WayOfUse::Nbd, near)?;
     device.run(DeviceLoad::Disk(READ), lead_in)?;
     values[0] = rate(device.run(DeviceLoad::Disk(READ), span)?);

@@ -8,6 +8,7 @@ mod beside;
 mod costs;
 mod distances;
 mod findings;
+mod lossy;
 mod page;
 mod rivals;
 mod roofline;
@@ -85,6 +86,8 @@ enum ComparedPart {
     Quic,
     /// A disk, a URB and attaching from 0 to 100 ms away.
     Distance,
+    /// A disk over QUIC where datagrams are lost.
+    Lossy,
     /// Processor time, system calls, memory.
     Costs,
 }
@@ -98,6 +101,7 @@ impl ComparedPart {
             Self::Disk => beside::DISK_LOADS.len(),
             Self::Quic => 1,
             Self::Distance => distances::ROUND_TRIPS_MS.len(),
+            Self::Lossy => lossy::WAYS.len(),
             Self::Costs => costs::STEPS,
         }
     }
@@ -162,6 +166,10 @@ fn measured(run: &mut ComparisonRun<'_>, parts: &[ComparedPart]) -> Result<Compa
                 let (table, chart) = distances::measure(run, pair, &folder, with_nbdkit)?;
                 tables.push(table);
                 charts.push(chart);
+                Ok(())
+            }),
+            ComparedPart::Lossy => pair.and_then(|pair| {
+                tables.push(lossy::measure(run, pair)?);
                 Ok(())
             }),
             ComparedPart::Costs => pair.and_then(|pair| {

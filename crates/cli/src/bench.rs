@@ -64,7 +64,7 @@ pub struct Args {
     /// Names, and options of farbus-bench; without any, all that have a target
     #[arg(
         value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true,
-        value_parser = AnyWordParser(|| ["list"].into_iter().chain(GROUPS).chain(NAMES).collect())
+        value_parser = AnyWordParser(|| ["list", "against", "compare", "flame"].into_iter().chain(GROUPS).chain(NAMES).collect())
     )]
     words: Vec<OsString>,
 }
