@@ -160,7 +160,10 @@ struct JoinedDatagrams {
 impl JoinedDatagrams {
     /// Reads datagrams, where all earlier ones were handed on.
     fn read(&mut self, state: &UdpSocketState, socket: &tokio::net::UdpSocket) -> io::Result<()> {
-        self.bytes.resize(READS_MAX * JOINED_BYTES_MAX, 0);
+        if self.bytes.is_empty() {
+            // Not touched before it is used: a peer with small datagrams makes this process hold a few pages of it.
+            self.bytes = vec![0; READS_MAX * JOINED_BYTES_MAX];
+        }
         let mut metas = [RecvMeta::default(); READS_MAX];
         let mut pieces = self.bytes.chunks_mut(JOINED_BYTES_MAX);
         let mut spaces: [_; READS_MAX] = std::array::from_fn(|_| IoSliceMut::new(pieces.next().unwrap_or_default()));
