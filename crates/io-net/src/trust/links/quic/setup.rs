@@ -89,7 +89,8 @@ pub fn transport(links_max: u32, unread_bytes_max: u32) -> TransportConfig {
     config.stream_receive_window(VarInt::from_u32((unread_bytes_max / 4).max(LINK_BYTES_MIN)));
     config.datagram_receive_buffer_size(None);
     let mut probes = MtuDiscoveryConfig::default();
-    probes.upper_bound(DATAGRAM_BYTES_MAX);
+    // As fine as that: each probe takes a processor's time while a device is being attached.
+    probes.upper_bound(DATAGRAM_BYTES_MAX).minimum_change(128);
     config.mtu_discovery_config(Some(probes));
     config
 }
