@@ -22,6 +22,7 @@ use crate::{
     benchmarks::database::ScratchFolder,
     lab::BenchmarkEnvironment,
     probe,
+    svg::escaped,
 };
 
 /// Looks a second: not a multiple of what timers of the kernel do.
@@ -216,10 +217,6 @@ fn colour(name: &str) -> &'static str {
         _ if ["rustls", "ring", "aes", "gcm", "quinn"].iter().any(|word| name.contains(word)) => "#7fd1b4",
         _ => "#f2c879",
     }
-}
-
-fn escaped(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -105,8 +105,13 @@ impl ChartPanel {
     }
 }
 
+/// Words as text of SVG or HTML, none of which is taken for markup.
+pub fn escaped(words: &str) -> String {
+    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;");
+    let words = escaped(words);
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
 }
 

@@ -4,6 +4,8 @@ use std::{fmt::Write, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::svg::escaped;
+
 /// What stands around the generated part of a document.
 const BEGINS: &str = "<!-- compare: begins -->";
 const ENDS: &str = "<!-- compare: ends -->";
@@ -141,10 +143,6 @@ impl PageTable {
         }
         text.push_str("</table>\n");
     }
-}
-
-fn escaped(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// Writes the generated part of the document at `path`, and keeps what stands around it.
