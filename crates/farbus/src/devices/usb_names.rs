@@ -1,9 +1,9 @@
 //! The names of USB devices that have no strings of their own, from the USB ID Repository
 //! (<http://www.linux-usb.org/usb-ids.html>), which the crate `usb-ids` contains and `build.rs` makes tables of.
 
-/// The ids that pid.codes reserves for tests: any device may have them, farbus's own gadgets among others.
-const TEST_VENDOR: u16 = 0x1209;
-const TEST_PRODUCTS: std::ops::RangeInclusive<u16> = 0x0001..=0x0010;
+/// Ids that any device may have, farbus's own gadgets among others: those that pid.codes reserves for tests, and those
+/// of gadgets under Linux. What such a device is, its own strings alone say.
+const ANYBODYS: [(u16, std::ops::RangeInclusive<u16>); 2] = [(0x1209, 0x0001..=0x0010), (0x0525, 0xa4a0..=0xa4af)];
 
 /// What is known of a device by its ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct UsbNames {
 impl UsbNames {
     /// The names of a device with these ids.
     pub fn of(vendor: u16, product: u16) -> Self {
-        if vendor == TEST_VENDOR && TEST_PRODUCTS.contains(&product) {
+        if ANYBODYS.iter().any(|(of, products)| *of == vendor && products.contains(&product)) {
             return Self::default();
         }
         let vendor_key = u32::from(vendor);
@@ -83,7 +83,9 @@ mod tests {
         assert_eq!(UsbNames::of_hex("0403", "6001"), adapter);
         let unknown = UsbNames::of(0x0403, 0x0001);
         assert!(unknown.vendor.is_some() && unknown.title().is_none(), "{unknown:?}");
-        for nobody in [UsbNames::of(0x1209, 0x0001), UsbNames::of(0, 0), UsbNames::of_hex("", "")] {
+        for nobody in
+            [UsbNames::of(0x1209, 0x0001), UsbNames::of(0x0525, 0xa4a5), UsbNames::of(0, 0), UsbNames::of_hex("", "")]
+        {
             assert_eq!(nobody, UsbNames::default());
         }
     }
