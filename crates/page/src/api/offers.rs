@@ -59,9 +59,6 @@ fn of_shared(process: &ProcessStatus, device: &DeviceStatus) -> Vec<Offer> {
     if device.state == "in use" {
         offer("release", "take it back from its user", json!({ "device": called }));
     }
-    if process.role == "daemon" {
-        offer("unshare", "stop sharing it", json!({ "device": name }));
-    }
     if device.state == "available" && device.lease.is_none() {
         offer("attach", "attach it here", json!({ "target": target() }));
     }
@@ -84,6 +81,10 @@ fn of_shared(process: &ProcessStatus, device: &DeviceStatus) -> Vec<Offer> {
         }
         Some(_) => offer("swap", "move its data to another medium", json!({ "device": called })),
         None => {}
+    }
+    // What takes it from everybody is the last that one looks for.
+    if process.role == "daemon" {
+        offer("unshare", "stop sharing it", json!({ "device": name }));
     }
     offers
 }
@@ -326,7 +327,7 @@ mod tests {
         );
         assert_eq!(first("share", "available"), None);
         assert_eq!(first("share", "moved away"), None);
-        assert_eq!(first("daemon", "available").as_deref(), Some("farbus unshare disk"));
+        assert_eq!(first("daemon", "available").as_deref(), Some("farbus attach disk"));
         assert_eq!(first("daemon", "attached").as_deref(), Some("farbus detach lab3/disk"));
         assert_eq!(first("attach", "held").as_deref(), Some("farbus resume lab3/disk"));
         assert_eq!(first("run", "attached"), None);

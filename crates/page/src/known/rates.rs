@@ -65,19 +65,16 @@ fn key_of(process: &ProcessStatus, device: &ProcessDevice, lane: Option<u16>) ->
     (process.pid, device.name().to_owned(), lane)
 }
 
-/// Bytes from the device and to it: of its user's connection, or else of all links of the session.
+/// Bytes from the device and to it: of its user's requests, or, where nothing counts those, of all links of the session.
+/// What a link of an exporter sends comes from the device.
 fn counted(device: &ProcessDevice) -> Option<[u64; 2]> {
+    if let Some(meters) = device.meters() {
+        return Some([meters.bytes_in, meters.bytes_out]);
+    }
     let links = device.links();
-    let of_links =
-        |of: fn(&LinkStatus) -> u64| (!links.is_empty()).then(|| links.iter().map(of).fold(0, u64::saturating_add));
-    let count = |of_user: Option<u64>, of_links: Option<u64>| match (of_user, of_links) {
-        (Some(0) | None, Some(of_links)) => Some(of_links),
-        (of_user, _) => of_user,
-    };
-    let meters = device.meters();
-    let bytes_in = count(meters.map(|meters| meters.bytes_in), of_links(|link| link.bytes_in))?;
-    let bytes_out = count(meters.map(|meters| meters.bytes_out), of_links(|link| link.bytes_out))?;
-    Some([bytes_in, bytes_out])
+    let of_links = |of: fn(&LinkStatus) -> u64| links.iter().map(of).fold(0, u64::saturating_add);
+    let [received, sent] = [of_links(|link| link.bytes_in), of_links(|link| link.bytes_out)];
+    (!links.is_empty()).then_some(if device.shared().is_some() { [sent, received] } else { [received, sent] })
 }
 
 #[cfg(test)]
@@ -117,7 +114,19 @@ mod tests {
         let of_lane = |lane| second.of_link(&process, &disk, lane);
         assert_eq!([of_lane(0), of_lane(1), of_lane(2)], [Some([100, 0]), Some([200, 0]), None]);
         let links = json!({ "each": [{ "bytes_in": 3, "bytes_out": 5 }, { "bytes_in": 4, "bytes_out": 6 }] });
+        let shared = json!({ "name": "disk", "bus_id": "1-1", "links": links });
+        assert_eq!(counted(&device(shared)), Some([11, 7]), "an exporter sends what is read");
         assert_eq!(counted(&device(json!({ "links": links }))), Some([7, 11]));
         assert_eq!(counted(&device(json!({}))), None);
+    }
+
+    #[test]
+    fn disk_that_is_only_read_shows_no_writes() {
+        let links = json!({ "each": [{ "bytes_in": 900, "bytes_out": 70_000 }] });
+        let meters = json!({ "bytes_in": 65_536, "bytes_out": 0 });
+        assert_eq!(
+            counted(&device(json!({ "name": "disk", "bus_id": "1-1", "meters": meters, "links": links }))),
+            Some([65_536, 0])
+        );
     }
 }

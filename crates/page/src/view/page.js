@@ -2,6 +2,9 @@
 "use strict";
 const RETRY_MS = 3000;
 const TYPED_MS = 150;
+// How soon the page looks what became of an operation, and how seldom at last.
+const FOLLOW_MS = 200;
+const FOLLOW_MS_MAX = 5000;
 const live = document.getElementById("live");
 const main = document.getElementById("main");
 const sure = document.getElementById("sure");
@@ -302,6 +305,34 @@ async function showLine(form) {
   }
 }
 
+// Says what becomes of an operation that was begun, beside the title and at its form, until it is done or has failed.
+// What was said of something else meanwhile is not replaced by that it is done.
+async function followOperation(formId, at, what) {
+  const begun = live.textContent;
+  for (let wait = FOLLOW_MS; ; wait = Math.min(wait * 2, FOLLOW_MS_MAX)) {
+    await new Promise((passed) => { setTimeout(passed, wait); });
+    let operation = null;
+    try {
+      const answer = await fetch(at);
+      if (answer.status === 404 || answer.status === 401 || answer.status === 403) { return; }
+      operation = await answer.json();
+    } catch {
+      // The stream says that the connection is lost.
+      continue;
+    }
+    if (operation.state === "running") { continue; }
+    const why = operation.failure?.message;
+    const form = document.getElementById(formId);
+    if (why && form) {
+      // A new drawing of its part has this form in it, and what it says.
+      form.classList.add("typed");
+      mark(form, operation.failure);
+    }
+    if (why) { tell("failed" + what + ": " + why); } else if (live.textContent === begun) { tell("done" + what); }
+    return;
+  }
+}
+
 async function press(form) {
   const button = form.querySelector("button.do");
   if (button.ariaDisabled === "true") { return; }
@@ -319,12 +350,14 @@ async function press(form) {
     const answer = await fetch(at, { method: "POST", headers, body });
     const text = await answer.text();
     const isJson = answer.headers.get("Content-Type") === "application/json";
-    const { failure, wrong, command } = isJson ? JSON.parse(text) : { failure: { message: text.trim() } };
+    const { failure, wrong, command, at: operation } = isJson ? JSON.parse(text) : { failure: { message: text.trim() } };
     const at_fault = mark(form, wrong ?? failure);
     at_fault?.focus();
     const why = (wrong ?? failure)?.message;
     const what = command && !form.dataset.at ? ": " + command : "";
-    tell(why ? "failed: " + why : (answer.status === 202 ? "begun" : "done") + what);
+    const goesOn = !why && answer.status === 202;
+    tell(why ? "failed: " + why : (goesOn ? "begun" : "done") + what);
+    if (goesOn && operation) { followOperation(form.id, operation, what); }
     if (!why) { form.classList.remove("typed"); }
   } catch (error) {
     tell("failed: " + error.message);
