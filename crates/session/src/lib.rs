@@ -22,6 +22,7 @@
 pub mod block;
 pub mod claims;
 pub mod console;
+pub mod device_class;
 pub mod exporter;
 pub mod far;
 pub mod importer;

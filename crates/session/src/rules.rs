@@ -7,6 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::device_class::{self, DeviceClassName};
+
 /// The properties of a device that rules look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -26,12 +28,13 @@ pub struct DeviceProperties {
     pub interfaces: Vec<[u8; 3]>,
 }
 
-/// A USB class; a subclass or protocol that is not given matches anything.
+/// A class of devices: by its name, or by the codes of USB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UsbClassPattern {
-    class: u8,
-    subclass: Option<u8>,
-    protocol: Option<u8>,
+pub enum UsbClassPattern {
+    /// By its name.
+    Name(DeviceClassName),
+    /// By class, subclass and protocol; a subclass or protocol that is not given matches anything.
+    Codes(u8, Option<u8>, Option<u8>),
 }
 
 /// A text pattern in which `*` stands for any text.
@@ -110,7 +113,7 @@ impl SharingRule {
     fn matches(&self, device: &DeviceProperties) -> bool {
         let serial = device.serial.as_deref().unwrap_or_default();
         (!device.is_imported || self.port.is_some())
-            && self.class.is_none_or(|class| device.has(class))
+            && self.class.is_none_or(|class| class.matches(device))
             && self.vendor.is_none_or(|vendor| vendor == device.vendor)
             && self.product.is_none_or(|product| product == device.product)
             && self.serial.as_ref().is_none_or(|pattern| !serial.is_empty() && pattern.matches(serial))
@@ -120,72 +123,63 @@ impl SharingRule {
     /// Whether the rule asks for such a device, if that is necessary.
     fn may_have(&self, device: &DeviceProperties) -> bool {
         let by_ids = self.vendor.is_some() && self.product.is_some();
-        let by_class = self.class.is_some_and(|pattern| pattern.class == INPUT);
+        let by_class = self.class.is_some_and(UsbClassPattern::is_input);
         !device.is_input() || by_ids || by_class
     }
 }
 
-/// USB class codes (usb.org, Defined Class Codes).
-const INPUT: u8 = 3;
+/// The class of hubs (USB 2.0 §11.23.1).
 const HUB: u8 = 9;
 
 impl DeviceProperties {
-    fn has(&self, class: UsbClassPattern) -> bool {
-        class.matches(self.class) || self.interfaces.iter().any(|&interface| class.matches(interface))
+    /// The codes of the device, and of each interface.
+    fn codes(&self) -> impl Iterator<Item = [u8; 3]> {
+        self.interfaces.iter().copied().chain([self.class])
     }
 
     fn is_hub(&self) -> bool {
-        self.class[0] == HUB || self.interfaces.iter().any(|interface| interface[0] == HUB)
+        self.codes().any(|codes| codes[0] == HUB)
     }
 
     fn is_input(&self) -> bool {
-        self.class[0] == INPUT || self.interfaces.iter().any(|interface| interface[0] == INPUT)
+        self.codes().any(device_class::is_input)
     }
 }
 
 impl UsbClassPattern {
-    fn matches(self, [class, subclass, protocol]: [u8; 3]) -> bool {
-        self.class == class
-            && self.subclass.is_none_or(|wanted| wanted == subclass)
-            && self.protocol.is_none_or(|wanted| wanted == protocol)
+    fn matches(self, device: &DeviceProperties) -> bool {
+        match self {
+            Self::Name(class) => class.is_of((device.vendor, device.product), device.codes()),
+            Self::Codes(wanted, subclass, protocol) => device.codes().any(|codes| {
+                codes[0] == wanted
+                    && subclass.is_none_or(|wanted| wanted == codes[1])
+                    && protocol.is_none_or(|wanted| wanted == codes[2])
+            }),
+        }
+    }
+
+    fn is_input(self) -> bool {
+        match self {
+            Self::Name(class) => class.is_input(),
+            Self::Codes(class, ..) => device_class::is_input([class, 0, 0]),
+        }
     }
 }
-
-/// A class name, its class code, and subclass and protocol if it means only those.
-type UsbClassName = (&'static str, u8, Option<(u8, u8)>);
-
-/// The words for classes, as `farbus list` shows them.
-const CLASSES: [UsbClassName; 14] = [
-    ("audio", 1, None),
-    ("communications", 2, None),
-    ("input", INPUT, None),
-    ("keyboard", INPUT, Some((1, 1))),
-    ("mouse", INPUT, Some((1, 2))),
-    ("image", 6, None),
-    ("printer", 7, None),
-    ("storage", 8, None),
-    ("hub", HUB, None),
-    ("smartcard", 11, None),
-    ("video", 14, None),
-    ("wireless", 0xe0, None),
-    ("application", 0xfe, None),
-    ("vendor", 0xff, None),
-];
 
 impl FromStr for UsbClassPattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(&(_, class, rest)) = CLASSES.iter().find(|(word, ..)| *word == text) {
-            return Ok(Self { class, subclass: rest.map(|rest| rest.0), protocol: rest.map(|rest| rest.1) });
-        }
-        let words = CLASSES.map(|(word, ..)| word).join(", ");
-        let wrong = || format!("'{text}' is no class: there are {words}, or numbers such as 08 or 03/01/01");
+        let unnamed = match text.parse() {
+            Ok(class) => return Ok(Self::Name(class)),
+            Err(unnamed) => unnamed,
+        };
+        let wrong = || format!("{unnamed}, or numbers such as 08 or 03/01/01");
         let mut numbers = text.split('/').map(|part| hex(part, 2).and_then(|n| u8::try_from(n).ok()).ok_or_else(wrong));
         let class = numbers.next().ok_or_else(wrong)??;
         let (subclass, protocol) = (numbers.next().transpose()?, numbers.next().transpose()?);
         match numbers.next() {
-            None => Ok(Self { class, subclass, protocol }),
+            None => Ok(Self::Codes(class, subclass, protocol)),
             Some(_) => Err(wrong()),
         }
     }
@@ -339,7 +333,7 @@ mod tests {
 
     #[test]
     fn invalid_class_or_id_is_refused_with_the_valid_ones() {
-        for wrong in ["", "disk", "8", "08/", "08/06/50/1", "zz", "+8", "008"] {
+        for wrong in ["", "disks", "8", "08/", "08/06/50/1", "zz", "+8", "008"] {
             assert!(wrong.parse::<UsbClassPattern>().unwrap_err().contains("storage"), "{wrong}");
         }
         assert_eq!(id_from("046D"), Ok(0x046d));

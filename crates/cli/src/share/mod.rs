@@ -20,7 +20,6 @@ use farbus::devices::class_words::name_of;
 use farbus::devices::follow::{FollowPolicy, FollowWord};
 use farbus::devices::identities::naming::DeviceNaming;
 use farbus::devices::reservation::{ReservationRequest, together};
-use farbus::devices::serial_port::is_serial_port;
 use farbus::exporter::access::local_users::{LocalUser, LocalUsers};
 use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::owner_answers::{ServedAt, answer};
@@ -47,6 +46,7 @@ use farbus_io_net::trust::{AuditLog, AuditRecorder, HostFolder, host_name};
 use farbus_model::budget::MemoryBudget;
 use farbus_modules::ModuleSpec;
 use farbus_session::DeviceRecord;
+use farbus_session::device_class::DeviceClassName;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::warn;
@@ -488,7 +488,10 @@ fn tell_next(share: &Share, args: &Args, offered: &[Vec<DeviceRecord>], trust: O
         let reach = ShareReach::of(trust, device, share.id_of(device), None);
         say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
     }
-    offered.iter().flatten().filter(|record| is_serial_port(record)).for_each(|it| say_of_serial_port(name_of(it)));
+    let is_serial = |record: &&DeviceRecord| {
+        DeviceClassName::SERIAL.is_of((record.vendor, record.product), record.interfaces.iter().copied())
+    };
+    offered.iter().flatten().filter(is_serial).for_each(|it| say_of_serial_port(name_of(it)));
 }
 
 /// Lets the daemon of this user share the devices, if there is one and nothing speaks against it. Returns whether it

@@ -195,6 +195,8 @@ fn waiting(QueuedRecord { host, priority, for_s }: QueuedRecord) -> ListedWaitin
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
+    use farbus_session::device_class::DeviceClassName;
+
     use super::*;
 
     #[test]
@@ -227,7 +229,7 @@ mod tests {
         let limits: Vec<_> = sites.limits.iter().map(|it| (it.host.as_str(), it.devices, it.by.as_str())).collect();
         assert_eq!(limits, [("lab3", Some(2), "x "), ("lab3(cccccccc)", None, "")]);
         assert_eq!(board.lease.as_ref().map(|lease| lease.left_s), Some(60));
-        assert!(!board.is_free() && board.is_serial_port());
+        assert!(!board.is_free() && DeviceClassName::SERIAL.is_described(board.ids(), &board.interfaces));
         let lie = &sites.devices[1].device;
         assert_eq!((lie.state.as_deref(), lie.title.as_str(), lie.vendor.as_str()), (Some(" "), "x y", ""));
         assert_eq!(sites.trouble.as_deref(), Some("a b\n  c"));

@@ -2,6 +2,7 @@
 
 use farbus_model::DescriptorSet;
 use farbus_session::DeviceRecord;
+use farbus_session::device_class::description;
 pub use farbus_session::registry::name_of;
 
 /// How many interfaces of another host's device are described. What a configuration may have is limited by its length
@@ -22,34 +23,10 @@ pub fn classes_of(descriptors: &DescriptorSet) -> Vec<String> {
 
 /// The classes of the interfaces, or of the device if it has none.
 pub fn class_words(device: [u8; 3], interfaces: impl Iterator<Item = [u8; 3]>) -> Vec<String> {
-    let mut words: Vec<String> = interfaces.map(class_name).collect();
+    let mut words: Vec<String> = interfaces.map(description).collect();
     if words.is_empty() {
-        words.push(class_name(device));
+        words.push(description(device));
     }
     words.dedup();
     words
-}
-
-fn class_name([class, subclass, protocol]: [u8; 3]) -> String {
-    let name = match (class, subclass, protocol) {
-        (1, ..) => "audio",
-        (2, ..) => "communications",
-        (3, 1, 1) => "keyboard",
-        (3, 1, 2) => "mouse",
-        (3, ..) => "input",
-        (6, ..) => "camera (still)",
-        (7, ..) => "printer",
-        (8, _, 0x50) => "storage",
-        (8, _, 0x62) => "storage (UAS)",
-        (8, ..) => "storage (other)",
-        (9, ..) => "hub",
-        (10, ..) => "communications data",
-        (11, ..) => "smart card",
-        (14, ..) => "video",
-        (0xe0, ..) => "wireless",
-        (0xfe, ..) => "application specific",
-        (0xff, ..) => "vendor specific",
-        _ => return format!("class {class:02x}/{subclass:02x}/{protocol:02x}"),
-    };
-    name.to_owned()
 }

@@ -16,7 +16,6 @@ pub mod query;
 pub mod reservation;
 pub mod retirement;
 pub mod selection;
-pub mod serial_port;
 pub mod status;
 pub mod swap_run;
 pub mod usb_names;

@@ -12,7 +12,6 @@ use farbus_session::registry::{InUse, PATH_PREFIX, in_use};
 use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
-use crate::devices::serial_port::is_serial_adapter;
 use crate::devices::usb_names::UsbNames;
 
 /// One of several users of a device in a list.
@@ -171,11 +170,10 @@ impl ListedDevice {
         }
     }
 
-    /// Whether it is a serial port, as far as its classes and ids say.
-    pub fn is_serial_port(&self) -> bool {
-        let id = |text: &str| u16::from_str_radix(text, 16).ok();
-        let is_adapter = id(&self.vendor).zip(id(&self.product)).is_some_and(is_serial_adapter);
-        is_adapter || self.interfaces.iter().any(|interface| interface == "communications")
+    /// Its vendor and product ids; zero where its host says none.
+    pub fn ids(&self) -> (u16, u16) {
+        let id = |text: &str| u16::from_str_radix(text, 16).unwrap_or_default();
+        (id(&self.vendor), id(&self.product))
     }
 
     /// What it is: the classes of its interfaces, and its name by its ids if it has no strings of its own.

@@ -2,32 +2,13 @@
 //! true.
 
 use farbus_io_net::trust::check_label_name;
+use farbus_session::device_class::DeviceClassName;
 use farbus_session::rules::WildcardPattern;
 
 use crate::devices::offer::ListedDevice;
 
 /// The most words of a query.
 const WORDS_MAX: usize = 16;
-/// The words for classes, and how the words of a list begin that each means.
-const CLASSES: [(&str, &[&str]); 16] = [
-    ("audio", &["audio"]),
-    ("camera", &["camera"]),
-    ("communications", &["communications"]),
-    ("disk", &["storage"]),
-    ("hub", &["hub"]),
-    ("input", &["input", "keyboard", "mouse"]),
-    ("keyboard", &["keyboard"]),
-    ("mouse", &["mouse"]),
-    ("printer", &["printer"]),
-    ("serial", &[]),
-    ("smartcard", &["smart card"]),
-    ("storage", &["storage"]),
-    ("video", &["video"]),
-    ("wireless", &["wireless"]),
-    ("application", &["application specific"]),
-    ("vendor", &["vendor specific"]),
-];
-
 /// The words that a device has to satisfy, all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceQuery {
@@ -38,7 +19,7 @@ pub struct DeviceQuery {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum QueryWord {
-    Class(String),
+    Class(DeviceClassName),
     Vendor(String),
     Product(String),
     Speed(String),
@@ -106,11 +87,7 @@ fn word_of(text: &str) -> Result<QueryWord, String> {
     }
     let (key, value) = text.split_once('=').filter(|(_, value)| !value.is_empty()).ok_or_else(wrong)?;
     Ok(match key {
-        "class" if CLASSES.iter().any(|(class, _)| *class == value) => QueryWord::Class(value.to_owned()),
-        "class" => {
-            let classes = CLASSES.map(|(class, _)| class).join(", ");
-            return Err(format!("'{}' is no class: there are {classes}", value.escape_debug()));
-        }
+        "class" => QueryWord::Class(value.parse()?),
         "vendor" => QueryWord::Vendor(value.to_lowercase()),
         "product" => QueryWord::Product(value.to_lowercase()),
         "speed" => QueryWord::Speed(value.to_lowercase()),
@@ -123,12 +100,7 @@ fn word_of(text: &str) -> Result<QueryWord, String> {
 
 fn is_true(word: &QueryWord, host: &str, device: &ListedDevice) -> bool {
     match word {
-        QueryWord::Class(class) if class == "serial" => device.is_serial_port(),
-        QueryWord::Class(class) => {
-            let words = CLASSES.iter().find(|(known, _)| known == class).map_or(&[][..], |(_, words)| words);
-            let is_of = |interface: &String| words.iter().any(|word| interface.starts_with(word));
-            device.interfaces.iter().any(is_of)
-        }
+        QueryWord::Class(class) => class.is_described(device.ids(), &device.interfaces),
         QueryWord::Vendor(wanted) => {
             let name = device.vendor_name.as_deref().unwrap_or_default();
             // What everybody calls FTDI is "Future Technology Devices International, Ltd" in the list.
@@ -232,7 +204,7 @@ mod tests {
         for (words, why) in [
             ("colour=red", "class=, vendor="),
             ("class=", "no word"),
-            ("class=tape", "there are audio"),
+            ("class=tape", "there are application, audio"),
             ("label:=x", "no name of a label"),
             ("busy", "no word"),
             ("name=\u{1b}[2J \u{1b}", "no word"),

@@ -82,7 +82,7 @@ impl DeviceListQuery {
         let is = |wanted: &str, text: &str| wanted.is_empty() || wanted == text;
         is(&self.host, row.host())
             && is(&self.state, row.state())
-            && is(&self.class, row.class())
+            && (self.class.is_empty() || row.is_of_class(&self.class))
             && (self.filter.is_empty() || row.contains(&self.filter))
     }
 
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(page.matches("<tr id=").count(), ROWS_MAX);
         assert!(page.contains("Devices 1 to 100 of 1000") && page.contains("rack</bdi> (priority 5)<br>and 1 more"));
         assert_eq!(page.matches("farbus attach lab00/board").count(), 10, "those that nobody uses");
-        let some = page_of_lab("host=lab07&state=in+use&class=sound", laboratory());
+        let some = page_of_lab("host=lab07&state=in+use&class=audio", laboratory());
         assert!(some.contains("Devices: 10") && some.contains("<option value=\"lab07\" selected>"), "{some}");
         let second = page_of_lab("class=disk&page=2", laboratory());
         assert!(second.contains("Devices 101 to 200 of 250") && second.contains("/?class=disk&amp;page=3"), "{second}");
@@ -377,7 +377,7 @@ mod tests {
             Arc::new(LabInventory { hosts: vec![host("lab3", vec![there, other])], ..LabInventory::default() });
         let page = document(&PageView::at("/", None).unwrap(), "", &status, None, (&owner(), None)).1;
         assert_eq!(page.matches("<tr id=").count(), 2, "{page}");
-        assert!(page.contains("aria-label=\"sound\"") && page.contains("<td data-label=\"User\"><bdi>desk</bdi>"));
+        assert!(page.contains("aria-label=\"audio\"") && page.contains("<td data-label=\"User\"><bdi>desk</bdi>"));
         assert!(page.contains("<td data-label=\"Host\"><bdi>lab3</bdi>"), "{page}");
     }
 
@@ -388,6 +388,15 @@ mod tests {
         let page = page("", json!([{ "pid": 7, "role": "share", "devices": [device] }]));
         assert!(page.contains("<bdi>leased</bdi><br><small>until <bdi>2026-11-27 08:00</bdi> UTC"), "{page}");
         assert!(page.contains("<td data-label=\"User\"><bdi>rack</bdi>"), "{page}");
+    }
+
+    #[test]
+    fn own_device_shows_its_labels_as_those_of_other_hosts_do() {
+        let device = json!({
+            "name": "a", "bus_id": "1-1", "state": "available", "place": "rack 2", "labels": { "soc": "imx8" },
+        });
+        let page = page("", json!([{ "pid": 7, "role": "daemon", "devices": [device] }]));
+        assert!(page.contains("<small><bdi>rack 2, soc=imx8</bdi></small>"), "{page}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ptr;
 
 use farbus_control::process::{ProcessDevice, ProcessStatus};
+use farbus_session::device_class::DeviceClassName;
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
@@ -21,15 +22,18 @@ const WAITING_MAX: usize = 3;
 /// The host of processes that do not say which one they are.
 pub const HERE: &str = "this machine";
 
-/// The classes of devices, in words, each with its sign.
-pub const CLASSES: [(&str, &str); 7] = [
+/// The class of a device that is of no other.
+const OTHER_CLASS: &str = "device";
+/// The classes that rows show, each with its sign: words of [`DeviceClassName`], and `device` for all others.
+pub const CLASSES: [(&str, &str); 8] = [
     ("disk", "M2 4h12v8H2zM4 10h4M11 10h1"),
-    ("sound", "M2 6h3l4-4v12l-4-4H2zM11 5q2 3 0 6"),
+    ("audio", "M2 6h3l4-4v12l-4-4H2zM11 5q2 3 0 6"),
     ("camera", "M1 4h14v9H1zM5 8.500a3 3 0 1 0 6 0a3 3 0 1 0-6 0"),
     ("input", "M1 4h14v8H1zM3 6.500h1M6 6.500h1M9 6.500h1M12 6.500h1M4 9.500h8"),
-    ("serial or network", "M2 6h11l-3-3M14 10H3l3 3"),
+    ("serial", "M2 6h11l-3-3M14 10H3l3 3"),
+    ("communications", "M2 6h11l-3-3M14 10H3l3 3"),
     ("printer", "M4 6V2h8v4M2 6h12v6h-2M4 12H2V6M4 9h8v5H4z"),
-    ("device", "M8 14V3L6 5M8 3l2 2M8 10L5 8V6M8 11l3-2V7"),
+    (OTHER_CLASS, "M8 14V3L6 5M8 3l2 2M8 10L5 8V6M8 11l3-2V7"),
 ];
 
 /// What a row is about.
@@ -84,33 +88,44 @@ pub fn state_of(device: &ProcessDevice) -> &str {
     }
 }
 
-/// The class of a device with these interfaces.
-fn class_of<'a>(is_disk: bool, interfaces: impl Iterator<Item = &'a str>) -> &'static str {
-    let classes = interfaces.collect::<Vec<_>>().join(" ").to_lowercase();
-    let has = |words: &[&str]| words.iter().any(|word| classes.contains(word));
-    match () {
-        () if is_disk || has(&["storage", "disk"]) => "disk",
-        () if has(&["audio", "sound", "midi"]) => "sound",
-        () if has(&["video", "camera", "image"]) => "camera",
-        () if has(&["keyboard", "mouse", "hid", "human", "input"]) => "input",
-        () if has(&["serial", "communication", "cdc", "modem"]) => "serial or network",
-        () if has(&["printer"]) => "printer",
-        () => "device",
-    }
+/// What says which class a device is of.
+struct ClassSigns<'a> {
+    is_disk: bool,
+    /// `vendor:product`, hexadecimal; empty if they are not known.
+    ids: &'a str,
+    interfaces: &'a [String],
 }
 
-/// The class of a device that a process has.
-fn class_of_own(device: &ProcessDevice) -> &'static str {
-    let is_disk = match device.shared() {
-        Some(shared) => shared.size_bytes.is_some(),
-        None => device.mode().is_some(),
-    };
-    class_of(is_disk, device.interfaces().iter().map(String::as_str))
+impl<'a> ClassSigns<'a> {
+    fn of_own(device: &'a ProcessDevice) -> Self {
+        let is_disk = match device.shared() {
+            Some(shared) => shared.size_bytes.is_some(),
+            None => device.mode().is_some(),
+        };
+        let ids = device.shared().map(|shared| shared.ids.as_str()).unwrap_or_default();
+        Self { is_disk, ids, interfaces: device.interfaces() }
+    }
+
+    fn of_other(device: &'a LabDevice) -> Self {
+        Self { is_disk: device.is_block, ids: &device.ids, interfaces: &device.interfaces }
+    }
+
+    fn is_one(&self, class: &str) -> bool {
+        let id = |text: &str| u16::from_str_radix(text, 16).unwrap_or_default();
+        let ids = self.ids.split_once(':').map_or((0, 0), |(vendor, product)| (id(vendor), id(product)));
+        (self.is_disk && matches!(class, "disk" | "storage"))
+            || class.parse::<DeviceClassName>().is_ok_and(|class| class.is_described(ids, self.interfaces))
+    }
+
+    /// Its class, in a word of [`CLASSES`].
+    fn class(&self) -> &'static str {
+        CLASSES.iter().map(|(class, _)| *class).find(|class| self.is_one(class)).unwrap_or(OTHER_CLASS)
+    }
 }
 
 /// A sign for the device's class, and the class in words for those who do not see it.
 pub fn icon(device: &ProcessDevice) -> Markup {
-    icon_of(class_of_own(device))
+    icon_of(ClassSigns::of_own(device).class())
 }
 
 fn icon_of(class: &str) -> Markup {
@@ -195,16 +210,23 @@ impl<'a> DeviceRow<'a> {
         }
     }
 
+    /// What says its class: this host, and the one that it is attached from.
+    fn class_signs(&self) -> impl Iterator<Item = ClassSigns<'a>> {
+        let (own, other) = match *self {
+            DeviceRow::Own { device, there, .. } => (Some(device), there.map(|(_, device)| device)),
+            DeviceRow::Other(_, device) => (None, Some(device)),
+        };
+        own.map(ClassSigns::of_own).into_iter().chain(other.map(ClassSigns::of_other))
+    }
+
     /// Its class, in a word of [`CLASSES`].
     pub fn class(&self) -> &'static str {
-        let of = |device: &LabDevice| class_of(device.is_block, device.interfaces.iter().map(String::as_str));
-        match self {
-            DeviceRow::Own { device, there, .. } => match (class_of_own(device), there) {
-                ("device", Some((_, there))) => of(there),
-                (class, _) => class,
-            },
-            DeviceRow::Other(_, device) => of(device),
-        }
+        self.class_signs().map(|signs| signs.class()).find(|class| *class != OTHER_CLASS).unwrap_or(OTHER_CLASS)
+    }
+
+    /// Whether it is of this class: of the one that its row shows, or of another one that its interfaces have.
+    pub fn is_of_class(&self, class: &str) -> bool {
+        self.class() == class || self.class_signs().any(|signs| signs.is_one(class))
     }
 
     /// Who uses it or has a lease of it.
@@ -341,11 +363,19 @@ impl<'a> DeviceRow<'a> {
         html! { @if is_said { " " small { "by the directory" @if host.paired.is_none() { "; not paired" } } } }
     }
 
-    /// Where a device of another host is, and its labels: its row is all that is shown of it.
+    /// Where a device is, and its labels, as its owner gave them.
     fn place_and_labels(&self) -> Markup {
-        let DeviceRow::Other(_, device) = self else { return Markup::default() };
-        let labels = device.labels.iter().map(|(name, value)| format!("{name}={value}"));
-        let texts: Vec<String> = device.place.iter().cloned().chain(labels).collect();
+        let (place, labels) = match self {
+            DeviceRow::Own { device, there: None, .. } => {
+                let Some(shared) = device.shared() else { return Markup::default() };
+                (&shared.notes.place, &shared.notes.labels)
+            }
+            DeviceRow::Own { there: Some((_, device)), .. } | DeviceRow::Other(_, device) => {
+                (&device.place, &device.labels)
+            }
+        };
+        let labels = labels.iter().map(|(name, value)| format!("{name}={value}"));
+        let texts: Vec<String> = place.iter().cloned().chain(labels).collect();
         html! { @if !texts.is_empty() { " " small { (theirs(&texts.join(", "))) } } }
     }
 
