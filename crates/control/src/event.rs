@@ -44,7 +44,8 @@ pub enum EventKind {
     SwapBegun,
     /// The move of a disk has ended. Fields: `device`, `how` (`done` or `failed`), `why`.
     SwapEnded,
-    /// A host has a lease of a device of this one for a time. Fields: `device`, `host`, `how`.
+    /// A host has a lease of a device of this one for a time. Fields: `device`, `host`, `how`: until when, `why`: what
+    /// for.
     Leased,
     /// 60 s are left of the lease of the user of a device of this one. Fields: `device`, `host`, `how`.
     LeaseEnding,

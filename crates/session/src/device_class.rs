@@ -92,7 +92,7 @@ impl DeviceClassName {
         names.into_iter().map(Self).collect()
     }
 
-    /// The name.
+    /// As people write it in queries and rules.
     pub fn as_str(self) -> &'static str {
         self.0
     }
@@ -102,8 +102,8 @@ impl DeviceClassName {
         self.is_any(ids, codes.into_iter().filter_map(InterfaceKind::of))
     }
 
-    /// The same by the descriptions of its interfaces, where the codes are not known: a serial port is not told from
-    /// Ethernet then.
+    /// Whether a device with these ids, and interfaces of these descriptions, is one: where its codes are not known. A
+    /// serial port is not told from Ethernet then.
     pub fn is_described(self, ids: (u16, u16), descriptions: &[String]) -> bool {
         let kind_of = |text: &String| KINDS.iter().find(|kind| kind.description == text);
         self.is_any(ids, descriptions.iter().filter_map(kind_of))

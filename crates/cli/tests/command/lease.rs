@@ -32,6 +32,58 @@ impl<'a> Lab<'a> {
 }
 
 #[test]
+fn audit_log_says_who_had_a_device_from_when_to_when_and_why_others_had_not() {
+    let harness = Harness::new();
+    let hosts = three(&harness);
+    let [lab3, desk, rack] = &hosts;
+    let image = harness.image("disk.img", 1 << 20);
+    let lab = Lab::new(&hosts, &[&format!("disk:{}", image.display())]);
+    let target = lab.target.as_str();
+    desk.ok(&["lease", target, "--for", "2h", "--reason", "a test"]);
+    assert_eq!(rack.run(&["lease", target, "--no-wait"]).code, Some(3));
+    desk.ok(&["lease", "extend", target, "--for", "3h"]);
+    desk.ok(&["lease", "give", target, "--to", "rack"]);
+    rack.ok(&["lease", "release", target]);
+    desk.ok(&["lease", target, "--from", "+90m", "--for", "1h", "--reason", "a longer one"]);
+    desk.ok(&["lease", "release", target]);
+    desk.ok(&["lease", target]);
+    lab3.ok(&["release", "disk"]);
+
+    let lines = lab3.ok(&["audit", "--device", "disk", "--json"]);
+    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let all: Vec<_> = lines.iter().filter(|line| line["event"] != "attach" && line["event"] != "detach").collect();
+    for (line, (event, peer, outcome, why)) in all.iter().zip([
+        ("lease", "desk", "ok", "for: a test"),
+        ("lease", "rack", "refused", "desk has it"),
+        ("lease-extend", "desk", "ok", "until 20"),
+        ("lease", "rack", "ok", "until 20"),
+        ("lease-end", "desk", "ok", "handed over"),
+        ("lease-end", "rack", "ok", "released"),
+        ("book", "desk", "ok", "for: a longer one"),
+        ("book-end", "desk", "ok", "given up"),
+        ("lease", "desk", "ok", "until 20"),
+        ("lease-end", "desk", "ok", "taken back"),
+    ]) {
+        assert_eq!((&line["event"], &line["peer"], &line["outcome"]), (&json!(event), &json!(peer), &json!(outcome)));
+        assert!(line["why"].as_str().unwrap().contains(why) && line["fingerprint"].is_string(), "{line}");
+    }
+    assert_eq!(all.len(), 10, "{all:?}");
+
+    let holders = lab3.json(&["audit", "--holders", "--device", "disk", "--since", "1h", "--json"]);
+    let hosts: Vec<_> = holders.as_array().unwrap().iter().map(|held| held["host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["desk", "rack", "desk"], "{holders}");
+    assert!(holders[0]["from"].as_str() <= holders[0]["until"].as_str(), "{holders}");
+    let text = lab3.ok(&["audit", "--holders"]);
+    assert!(text.contains("GRANTED") && text.contains("for: a test"), "{text}");
+    for then in [&["--on", "2026-01-01"][..], &["--until", "2026-01-01T00:00Z"]] {
+        let nobody = lab3.ok(&[&["audit", "--holders"], then].concat());
+        assert!(nobody.starts_with("Nobody had such a device then"), "{nobody}");
+        assert!(lab3.ok(&[&["audit", "--all"], then].concat()).contains("no such line"));
+    }
+    assert!(lab3.run(&["audit", "--on", "tuesday"]).stderr.contains("is no day: 2026-11-24"));
+}
+
+#[test]
 fn leased_device_is_its_holders_alone_and_goes_to_who_waits() {
     let harness = Harness::new();
     let hosts = three(&harness);

@@ -1,5 +1,5 @@
-//! Writes the audit log for the confined process: uses of devices, and connections that failed. What the owner grants
-//! and withdraws, the owner's commands write themselves.
+//! Writes the audit log for the confined process: uses and leases of devices, and connections that failed. What the
+//! owner grants and withdraws, the owner's commands write themselves.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -22,11 +22,9 @@ pub(super) struct RecordedUse<'a> {
 }
 
 impl RecordedUse<'_> {
-    /// Whether it is a use of a device, or a connection that failed: no pairing, and no permission.
+    /// Whether it is a use or a lease of a device, or a connection that failed: no pairing, and no permission.
     pub fn is_use(&self) -> bool {
-        let is_use = [AuditedUse::Attach, AuditedUse::Observe, AuditedUse::Detach]
-            .iter()
-            .any(|known| known.as_str() == self.used);
+        let is_use = AuditedUse::ALL.iter().any(|known| known.as_str() == self.used);
         is_use || (self.used == AuditedUse::CONNECT && self.outcome != AuditOutcome::Ok)
     }
 }

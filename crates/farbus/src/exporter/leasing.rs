@@ -14,7 +14,7 @@ use farbus_control::failure::{FailureKind, FailureReport};
 use farbus_control::lease::{LeaseAct, LeaseAnswer, LeaseStatus};
 use farbus_io_net::link::unix_ms;
 use farbus_io_net::local::events::{Event, EventKind, publish};
-use farbus_io_net::trust::{Fingerprint, timestamp};
+use farbus_io_net::trust::{AuditOutcome, Fingerprint, timestamp};
 use farbus_model::Instant;
 use farbus_session::ExportRegistry;
 use farbus_session::claims::bookings::{BookRefusal, Booking};
@@ -27,6 +27,7 @@ use crate::exporter::owner::end_users_of;
 use crate::exporter::state::lease_limits::{ExceededLeaseLimit, HostLeaseLimits, held_by};
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::exporter::state::shared::{ExporterState, STACK_BYTES};
+use crate::hosts::trust::AuditedUse;
 
 /// How late an end may be noticed after the machine has slept; a sleeping thread does not count that time.
 const LATE_MAX: Duration = Duration::from_secs(1);
@@ -59,17 +60,18 @@ pub fn act(
     let limits = shared.lease_limits.of(Some(key));
     with_claims(&shared.registry, bus_id, |claims| claims.note_wall(now, unix_ms()))?;
     let actor = LeaseActor { shared, bus_id, who, may_prefer: *may_prefer, now, limits: &limits };
-    match act {
-        LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
-            actor.request(for_s, priority, reason, waits, provisional)
-        }
-        LeaseAct::Confirm => actor.confirm(),
-        LeaseAct::Book { from_unix_ms, for_s, reason } => actor.book(from_unix_ms, for_s, reason),
-        LeaseAct::Withdraw => actor.withdraw(),
-        LeaseAct::Extend { for_s } => actor.extend(for_s),
-        LeaseAct::Give { .. } => actor.give(to),
-        LeaseAct::Release { force } => actor.release(force),
+    let use_of = match &act {
+        LeaseAct::Request { .. } | LeaseAct::Confirm => Some(AuditedUse::Lease),
+        LeaseAct::Book { .. } => Some(AuditedUse::Book),
+        LeaseAct::Extend { .. } => Some(AuditedUse::LeaseExtend),
+        LeaseAct::Withdraw | LeaseAct::Give { .. } | LeaseAct::Release { .. } => None,
+    };
+    let done = actor.act(act, to);
+    if let (Some(use_of), Err(failure)) = (use_of, &done) {
+        let why = failure.message.lines().next().unwrap_or_default();
+        shared.permissions.record_lease(use_of, AuditOutcome::Refused, bus_id, who, why);
     }
+    done
 }
 
 /// A host that acts on the lease of a device.
@@ -86,6 +88,20 @@ struct LeaseActor<'a> {
 }
 
 impl LeaseActor<'_> {
+    fn act(self, act: LeaseAct, to: Option<(LeaseHost, Fingerprint)>) -> Result<LeaseAnswer, FailureReport> {
+        match act {
+            LeaseAct::Request { for_s, priority, reason, waits, provisional } => {
+                self.request(for_s, priority, reason, waits, provisional)
+            }
+            LeaseAct::Confirm => self.confirm(),
+            LeaseAct::Book { from_unix_ms, for_s, reason } => self.book(from_unix_ms, for_s, reason),
+            LeaseAct::Withdraw => self.withdraw(),
+            LeaseAct::Extend { for_s } => self.extend(for_s),
+            LeaseAct::Give { .. } => self.give(to),
+            LeaseAct::Release { force } => self.release(force),
+        }
+    }
+
     fn request(
         self,
         for_s: u64,
@@ -158,6 +174,8 @@ impl LeaseActor<'_> {
         let span = Duration::from_secs(for_s);
         limits.check_span(span).map_err(|exceeded| over(bus_id, who, exceeded))?;
         let booking = Booking { who: who.clone(), from_ms: from_unix_ms, span, reason };
+        let from = timestamp(UNIX_EPOCH + Duration::from_millis(from_unix_ms));
+        let booked_words = format!("from {from} {}", until_words(booking.until_ms(), booking.reason.as_deref()));
         let ahead = had_meanwhile(&registry.lock(), &booking, bus_id, now, unix_ms());
         limits.check_devices(ahead).map_err(|exceeded| over(bus_id, who, exceeded))?;
         let booked = with_claims(registry, bus_id, |claims| claims.book(booking, now))?;
@@ -168,6 +186,7 @@ impl LeaseActor<'_> {
             return Err(report(FailureKind::Local, format!("the booking cannot be stored: {error}")));
         }
         info!(device = bus_id, host = who.name(), "booked");
+        record(shared, AuditedUse::Book, bus_id, who, &booked_words);
         watch(shared);
         answer(shared, bus_id, who, "booked", None)
     }
@@ -189,7 +208,11 @@ impl LeaseActor<'_> {
         extended.map_err(|refusal| refused_by(&refusal, None))?;
         keep_or_restore(shared, bus_id, before)?;
         watch(shared);
-        answer(shared, bus_id, who, "held", None)
+        let answered = answer(shared, bus_id, who, "held", None)?;
+        if let Some(lease) = &answered.lease {
+            record(shared, AuditedUse::LeaseExtend, bus_id, who, &format!("until {}", lease.until));
+        }
+        Ok(answered)
     }
 
     fn give(self, to: Option<(LeaseHost, Fingerprint)>) -> Result<LeaseAnswer, FailureReport> {
@@ -215,6 +238,7 @@ impl LeaseActor<'_> {
                 claims.restore_lease(before);
             }
         })?;
+        shared.permissions.record_lease_end(bus_id, UseEnding::HandedOver);
         watch(shared);
         answer(shared, bus_id, who, "given", None)
     }
@@ -231,6 +255,7 @@ impl LeaseActor<'_> {
         {
             // It has no lease yet: its bookings are what it gives up.
             keep_bookings(shared, bus_id);
+            record(shared, AuditedUse::BookEnd, bus_id, who, "given up");
             return answer(shared, bus_id, who, "released", None);
         }
         if released.map_err(|refusal| refused_by(&refusal, None))? {
@@ -354,11 +379,24 @@ fn granted(shared: &ExporterState, bus_id: &str, who: &LeaseHost, keeps_number: 
         // A lease that would be forgotten is none.
         if let Some(claims) = registry.lock().claims_mut(bus_id) {
             claims.end_lease(UseEnding::Released, shared.serving.clock.now());
+            claims.take_ended_lease();
         }
         return Err(report(FailureKind::Local, format!("the lease cannot be stored: {error}")));
     }
     info!(device = bus_id, host = who.name(), "leased");
-    publish(Event::of(EventKind::Leased, name_of(shared, bus_id)).host(who.name()));
+    let now = shared.serving.clock.now();
+    let lease =
+        with_claims(registry, bus_id, |claims| claims.lease(now).map(|lease| (lease.until, lease.reason.clone())));
+    if let Ok(Some((until, reason))) = lease {
+        let until_ms = unix_ms().saturating_add((until - now).as_millis() as u64);
+        record(shared, AuditedUse::Lease, bus_id, who, &until_words(until_ms, reason.as_deref()));
+        let event = Event::of(EventKind::Leased, name_of(shared, bus_id)).host(who.name());
+        let event = event.how(until_words(until_ms, None));
+        publish(match reason {
+            Some(reason) => event.why(reason),
+            None => event,
+        });
+    }
     Ok(())
 }
 
@@ -393,12 +431,26 @@ fn users_of(claims: &DeviceClaims) -> Vec<String> {
 /// those of `users`, who had the device at that moment. Another host may have it by now.
 fn ended(shared: &ExporterState, bus_id: &str, ending: UseEnding, users: &[String]) {
     info!(device = bus_id, how = ending.as_str(), "its lease has ended");
-    publish(Event::of(EventKind::LeaseEnded, name_of(shared, bus_id)).how(ending.as_str()));
+    shared.permissions.record_lease_end(bus_id, ending);
     let fenced = end_users_of(shared, bus_id, None, ending, Some(users));
     if let Err(error) = fenced.and(keep(shared, bus_id)) {
         // Who had it could come back after a restart of this process, and until the lease would have ended. The next
         // host does not get the device before a number is stored that refuses the former one.
         warn!(device = bus_id, %error, "that its lease has ended is not stored");
+    }
+}
+
+/// Writes a line of the audit log about a lease.
+fn record(shared: &ExporterState, use_of: AuditedUse, bus_id: &str, who: &LeaseHost, why: &str) {
+    shared.permissions.record_lease(use_of, AuditOutcome::Ok, bus_id, who, why);
+}
+
+/// Until when, and what for.
+fn until_words(until_ms: u64, reason: Option<&str>) -> String {
+    let until = timestamp(UNIX_EPOCH + Duration::from_millis(until_ms));
+    match reason.filter(|reason| !reason.is_empty()) {
+        Some(reason) => format!("until {until}, for: {reason}"),
+        None => format!("until {until}"),
     }
 }
 

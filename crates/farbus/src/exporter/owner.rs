@@ -116,6 +116,7 @@ pub fn take_back(
         claims.end_lease(UseEnding::TakenBack, now);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
+    shared.permissions.record_lease_end(&bus_id, UseEnding::TakenBack);
     let fenced = end_users_of(shared, &bus_id, remark, UseEnding::TakenBack, None);
     let stored = fenced.and(shared.registry.keep_lease(&bus_id, None, now));
     stored.map(|()| who.clone()).map_err(|error| {

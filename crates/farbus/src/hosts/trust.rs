@@ -21,7 +21,7 @@ pub struct TrustStore {
     name: String,
 }
 
-/// What a host does with a device, for the audit log.
+/// What a host does with a device or with a lease of it, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditedUse {
     /// Claims the device, or is refused.
@@ -30,9 +30,31 @@ pub enum AuditedUse {
     Observe,
     /// Releases the device.
     Detach,
+    /// Gets a lease of the device, or is refused it.
+    Lease,
+    /// Gets its lease for longer, or does not.
+    LeaseExtend,
+    /// Has its lease no more.
+    LeaseEnd,
+    /// Books a lease ahead of time, or is refused it.
+    Book,
+    /// Gives its bookings up.
+    BookEnd,
 }
 
 impl AuditedUse {
+    /// Every use that the confined process may have recorded.
+    pub const ALL: [Self; 8] = [
+        Self::Attach,
+        Self::Observe,
+        Self::Detach,
+        Self::Lease,
+        Self::LeaseExtend,
+        Self::LeaseEnd,
+        Self::Book,
+        Self::BookEnd,
+    ];
+
     /// The word in the audit log for a connection.
     pub const CONNECT: &'static str = "connect";
 
@@ -42,6 +64,11 @@ impl AuditedUse {
             AuditedUse::Attach => "attach",
             AuditedUse::Observe => "observe",
             AuditedUse::Detach => "detach",
+            AuditedUse::Lease => "lease",
+            AuditedUse::LeaseExtend => "lease-extend",
+            AuditedUse::LeaseEnd => "lease-end",
+            AuditedUse::Book => "book",
+            AuditedUse::BookEnd => "book-end",
         }
     }
 }

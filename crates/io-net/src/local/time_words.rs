@@ -66,6 +66,27 @@ pub fn parse_time(text: &str) -> Result<SystemTime, String> {
     Ok(UNIX_EPOCH + Duration::from_secs(days * 86_400 + hour * 3600 + minute * 60 + second))
 }
 
+/// A time that has passed, as people write it: `2d` ago, the day `2026-11-24` from its beginning (UTC), or as
+/// [`parse_time`] reads it.
+///
+/// # Errors
+/// A sentence that says what such a time is.
+pub fn parse_past_time(text: &str) -> Result<SystemTime, String> {
+    let wrong = || format!("'{}' is no time: 2d (ago), 2026-11-24 or 2026-11-24T08:00Z (UTC)", text.escape_debug());
+    if let Ok(span) = parse_span(text) {
+        return SystemTime::now().checked_sub(span).ok_or_else(wrong);
+    }
+    parse_day(text).or_else(|_| parse_time(text).map_err(|_| wrong()))
+}
+
+/// The beginning of a day: `2026-11-24` (UTC).
+///
+/// # Errors
+/// A sentence that says what a day is.
+pub fn parse_day(text: &str) -> Result<SystemTime, String> {
+    parse_time(&format!("{text}T00:00Z")).map_err(|_| format!("'{}' is no day: 2026-11-24", text.escape_debug()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,7 +65,7 @@ fn key_of(process: &ProcessStatus, device: &ProcessDevice, lane: Option<u16>) ->
     (process.pid, device.name().to_owned(), lane)
 }
 
-/// Bytes from the device and to it: of its user's requests, or, where nothing counts those, of all links of the session.
+/// Bytes from the device and to it: of its user's requests, or, where nothing counts those, of all its links.
 /// What a link of an exporter sends comes from the device.
 fn counted(device: &ProcessDevice) -> Option<[u64; 2]> {
     if let Some(meters) = device.meters() {

@@ -27,6 +27,8 @@ pub struct DeviceClaims {
     pub(super) use_ends: Option<Instant>,
     /// Whether the end of the lease, or of the use, was announced.
     pub(super) is_warned: bool,
+    /// The lease that ended last, until it was recorded.
+    pub(super) ended_lease: Option<Lease>,
     /// Leases ahead of time.
     pub(super) bookings: BookingCalendar,
     /// A moment, and what the wall clock showed then, milliseconds of Unix time.

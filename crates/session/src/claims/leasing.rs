@@ -298,12 +298,14 @@ impl DeviceClaims {
         if is_used {
             return Err(LeaseRefusal::InUse);
         }
+        let ended = lease.clone();
         let former = std::mem::replace(&mut lease.who, to.clone());
         let past = past_of(former, lease, now, UseEnding::HandedOver);
         (lease.since, lease.number) = (now, 0);
         self.is_warned = false;
         self.queue.retain(|waiting| waiting.host != to.name());
         self.remember_past(past);
+        self.ended_lease = Some(ended);
         Ok(())
     }
 
@@ -339,13 +341,19 @@ impl DeviceClaims {
         if let Some(lease) = self.lease.take().filter(|lease| lease.to_confirm.is_none()) {
             let past = past_of(lease.who.clone(), &lease, now, ending);
             self.remember_past(past);
+            self.ended_lease = Some(lease);
         }
         self.is_warned = false;
     }
 
+    /// The lease that ended last, once: for a record of it.
+    pub fn take_ended_lease(&mut self) -> Option<Lease> {
+        self.ended_lease.take()
+    }
+
     /// Continues a lease of the process before this one.
     pub fn restore_lease(&mut self, lease: Lease) {
-        (self.lease, self.is_warned) = (Some(lease), false);
+        (self.lease, self.ended_lease, self.is_warned) = (Some(lease), None, false);
     }
 
     /// What is due at `now`.

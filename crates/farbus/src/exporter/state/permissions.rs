@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_io_net::trust::{AuditEvent as Recorded, AuditOutcome, AuditRecorder, Fingerprint, Peer};
+use farbus_session::claims::lease::LeaseHost;
+use farbus_session::claims::{DeviceClaims, UseEnding};
 use farbus_session::leases::LeaseHostKey;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
@@ -158,6 +160,39 @@ impl DevicePermissions {
             }
         }
     }
+
+    /// Records in the audit log what becomes of a lease of a device: `why` says until when, or why not.
+    pub fn record_lease(&self, use_of: AuditedUse, outcome: AuditOutcome, bus_id: &str, who: &LeaseHost, why: &str) {
+        let Some(recorder) = self.recorder.get() else { return };
+        let peers = self.trust.get().filter(|_| who.is_paired()).and_then(|trust| trust.peers().ok());
+        let key = peers.and_then(|peers| peers.find(who.name()).map(|peer| peer.fingerprint));
+        let device = self.registry.device_name(bus_id);
+        let who = Some(who.name());
+        recorder.record(&Recorded {
+            peer: who.filter(|_| key.is_some()),
+            fingerprint: key,
+            address: who.filter(|_| key.is_none()),
+            device: device.as_deref().or(Some(bus_id)),
+            why: Some(why),
+            ..Recorded::new(use_of.as_str(), outcome)
+        });
+    }
+
+    /// Publishes, and records in the audit log, that the lease of a device has ended, if it had one.
+    pub fn record_lease_end(&self, bus_id: &str, ending: UseEnding) {
+        let lease = self.registry.lock().claims_mut(bus_id).and_then(DeviceClaims::take_ended_lease);
+        let device = self.registry.device_name(bus_id);
+        let event = Event::of(EventKind::LeaseEnded, device.as_deref().unwrap_or(bus_id)).how(ending.as_str());
+        match lease {
+            Some(lease) => {
+                publish(event.host(lease.who.name()));
+                self.record_lease(AuditedUse::LeaseEnd, AuditOutcome::Ok, bus_id, &lease.who, ending.as_str());
+            }
+            // A use that was preempted is over as a lease is.
+            None if ending == UseEnding::Preempted => publish(event),
+            None => {}
+        }
+    }
 }
 
 /// Publishes a use of a device. The end of a use is published where it is known how it ended.
@@ -166,7 +201,8 @@ fn publish_use(session: &SessionEntry, use_of: AuditedUse, device: &str, allowed
         (_, Err(why)) => Event::of(EventKind::Refused, device).why(why),
         (AuditedUse::Attach, Ok(())) => Event::of(EventKind::Used, device),
         (AuditedUse::Observe, Ok(())) => Event::of(EventKind::Observed, device),
-        (AuditedUse::Detach, Ok(())) => return,
+        // What becomes of a lease is published where it does.
+        (_, Ok(())) => return,
     };
     publish(event.host(session.peer.as_str()));
 }
