@@ -174,9 +174,9 @@ fn a_picture_ends_with_its_stream_and_with_the_token_that_began_it() {
     share.process.signal(Signal::TERM);
     share.process.wait_for_end(PATIENCE);
     let end = ended(&page, &of_owner);
-    assert_eq!((&end["state"], &end["failure"]["attribute"]), (&json!("failed"), &json!("refused")), "{end}");
+    assert_eq!((&end["state"], &end["failure"]["attribute"]), (&json!("failed"), &json!("gone")), "{end}");
     let why = end["failure"]["message"].as_str().unwrap();
-    assert!(why.ends_with("not shared with you any more") && why.lines().count() == 1, "{why}");
+    assert!(why.ends_with("its share has ended") && why.lines().count() == 1, "{why}");
     assert_eq!(picture(&page, id_of(&of_owner), "").0, 404);
     // A file of frames has an end.
     let file = harness.path("frames");

@@ -238,7 +238,7 @@ pub fn recheck(shared: &ExporterState, trust: &TrustStore) {
             let device = device.map(|(name, _)| name.as_str());
             if !peers.as_ref().is_some_and(|peers| paired_peer.may_stay(peers, needed)) {
                 warn!(peer = session.peer, device, "cut off: its permission was taken back");
-                session.end();
+                session.forbid();
             }
         }
     }

@@ -110,9 +110,12 @@ fn lease(
 ) -> Result<LeaseAnswer, FailureReport> {
     let ExporterState { registry, permissions, .. } = &**shared;
     // A device that the paired peer may not use does not exist for it.
-    let gone = || {
-        let message = format!("no device called '{}' is shared with this host", shortened(device));
-        FailureReport::new(FailureKind::Gone, message)
+    let gone = || match permissions.forbids(paired_peer, device) {
+        Some(why) => FailureReport::new(FailureKind::Refused, why),
+        None => {
+            let message = format!("no device called '{}' is shared with this host", shortened(device));
+            FailureReport::new(FailureKind::Gone, message)
+        }
     };
     let bus_id = registry.bus_id_of(device).map_err(|_| gone())?;
     let name = registry.device_name(&bus_id).ok_or_else(gone)?;

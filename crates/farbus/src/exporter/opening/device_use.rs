@@ -148,8 +148,9 @@ impl DeviceUse {
                 Ok(self.with_lease(opened_device, lease))
             }
             Err(end) => {
+                let missing = missing(&self.shared, &self.session, open);
                 self.end();
-                Err(if end.cause == native::AttachmentEndCause::Gone { gone(open) } else { end })
+                Err(if end.cause == native::AttachmentEndCause::Gone { missing } else { end })
             }
         }
     }
@@ -682,9 +683,17 @@ pub(crate) fn refusal(cause: native::AttachmentEndCause, message: String) -> nat
     native::AttachmentEndNotice { cause, message }
 }
 
-/// The error for an importer whose device is not shared here.
-pub(crate) fn gone(open: &native::OpenRequest) -> native::AttachmentEndNotice {
-    refusal(native::AttachmentEndCause::Gone, format!("no device called '{}' is shared here", open.name))
+/// The error for an importer whose device is not shared here, or not with it. A host that may use no device of this
+/// name hears the same whether there is one or not.
+pub(crate) fn missing(
+    shared: &ExporterState,
+    caller: &SessionEntry,
+    open: &native::OpenRequest,
+) -> native::AttachmentEndNotice {
+    match caller.paired_peer.as_ref().and_then(|paired_peer| shared.permissions.forbids(paired_peer, &open.name)) {
+        Some(why) => refusal(native::AttachmentEndCause::Refused, why),
+        None => refusal(native::AttachmentEndCause::Gone, format!("no device called '{}' is shared here", open.name)),
+    }
 }
 
 /// Wakes an observer's thread when there is something to show.

@@ -24,12 +24,12 @@ use tracing::{info, warn};
 
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::opening::claim::PeerOffers;
-use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, refusal};
+use crate::exporter::opening::device_use::{DeviceUse, back_home, missing, refusal};
 use crate::exporter::session::entry::SessionEntry;
 use crate::exporter::session::saved::{SessionCredentials, SessionOwner};
 use crate::exporter::session::thread_time::SessionReservation;
 use crate::exporter::session::threads::{DeviceProvider, OpenedAttachment};
-use crate::exporter::state::registry::{DeviceRegistry, HandedOver};
+use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::ExporterState;
 
 impl DeviceProvider for ExporterState {
@@ -66,7 +66,7 @@ impl DeviceProvider for ExporterState {
         open: &native::OpenRequest,
         is_compared: bool,
     ) -> Result<OpenedAttachment, native::AttachmentEndNotice> {
-        let bus_id = known(&self.registry, open)?;
+        let bus_id = known(self, caller, open)?;
         let key = self.registry.key_of(&bus_id);
         if self
             .registry
@@ -101,7 +101,7 @@ impl DeviceProvider for ExporterState {
     ) -> Option<Result<(OpenedAttachment, Vec<u8>), native::AttachmentEndNotice>> {
         let open = &inherit.open;
         let refused = |what: &str| Some(Err(refusal(native::AttachmentEndCause::Refused, what.to_owned())));
-        let bus_id = match known(&self.registry, open) {
+        let bus_id = match known(self, caller, open) {
             Ok(bus_id) => bus_id,
             // The device is still used in the process before this one and is not shared here yet.
             Err(_) if self.predecessor.uses(&open.name) => return None,
@@ -335,8 +335,12 @@ fn another(name: &str) -> String {
 }
 
 /// The bus id of the device that `open` names.
-fn known(devices: &DeviceRegistry, open: &native::OpenRequest) -> Result<String, native::AttachmentEndNotice> {
-    devices.bus_id_of(&open.name).map_err(|_| gone(open))
+fn known(
+    shared: &ExporterState,
+    caller: &SessionEntry,
+    open: &native::OpenRequest,
+) -> Result<String, native::AttachmentEndNotice> {
+    shared.registry.bus_id_of(&open.name).map_err(|_| missing(shared, caller, open))
 }
 
 /// The bus id of the device that `open` names, if `caller` may become its successor.
@@ -345,12 +349,12 @@ fn known_to_successor(
     caller: &SessionEntry,
     open: &native::OpenRequest,
 ) -> Result<String, native::AttachmentEndNotice> {
-    let bus_id = known(&shared.registry, open)?;
+    let bus_id = known(shared, caller, open)?;
     let refused = |what: &str| refusal(native::AttachmentEndCause::Refused, what.to_owned());
     match (PeerOffers { shared, session: caller }.admit(&bus_id)) {
         // The session that used the device in the process before this one is yet to continue.
         Ok(()) | Err(OpStatus::Busy) => {}
-        Err(OpStatus::NoDevice) => return Err(gone(open)),
+        Err(OpStatus::NoDevice) => return Err(missing(shared, caller, open)),
         Err(status) => return Err(refused(&status.to_string())),
     }
     match shared.permissions.key_of(caller) {

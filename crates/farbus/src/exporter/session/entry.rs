@@ -30,6 +30,8 @@ pub struct SessionEntry {
     /// is told instead.
     pub(crate) link: OrderedMutex<Option<Link>, 3>,
     pub(crate) is_told: AtomicBool,
+    /// Whether it ends because its host may not use the device any more.
+    is_forbidden: AtomicBool,
     /// Another process serves it from now on.
     pub(crate) is_replaced: AtomicBool,
     /// The peer, as people write it.
@@ -113,6 +115,7 @@ impl SessionEntry {
             since,
             link: OrderedMutex::new(link),
             is_told: AtomicBool::new(false),
+            is_forbidden: AtomicBool::new(false),
             is_replaced: AtomicBool::new(false),
             peer,
             paired_peer,
@@ -273,6 +276,12 @@ impl SessionEntry {
         }
     }
 
+    /// Ends the session because its host may not use the device any more.
+    pub(crate) fn forbid(&self) {
+        self.is_forbidden.store(true, Ordering::Release);
+        self.end();
+    }
+
     /// Whether the session continues in another process.
     pub fn is_handed_over(&self) -> bool {
         *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(UseEnding::HandedOver)
@@ -303,13 +312,19 @@ impl SessionHandle for SessionEntry {
 
     fn end(&self) -> Option<native::AttachmentEndNotice> {
         self.is_told.load(Ordering::Acquire).then(|| {
-            let message = match (self.forced_ending(), self.remark.get()) {
-                (Some(UseEnding::TakenBack), Some(remark)) => format!("released by its owner: {remark}"),
-                (Some(UseEnding::TakenBack), None) => "released by its owner".to_owned(),
-                (Some(ending), _) => format!("the lease under which this host used it is over: {}", ending.as_str()),
-                (None, _) => "not shared with you any more".to_owned(),
+            let refused = native::AttachmentEndCause::Refused;
+            let (cause, message) = match (self.forced_ending(), self.remark.get()) {
+                (Some(UseEnding::TakenBack), Some(remark)) => (refused, format!("released by its owner: {remark}")),
+                (Some(UseEnding::TakenBack), None) => (refused, "released by its owner".to_owned()),
+                (Some(ending), _) => {
+                    (refused, format!("the lease under which this host used it is over: {}", ending.as_str()))
+                }
+                (None, _) if self.is_forbidden.load(Ordering::Acquire) => {
+                    (refused, "not shared with you any more".to_owned())
+                }
+                (None, _) => (native::AttachmentEndCause::Gone, "its share has ended".to_owned()),
             };
-            native::AttachmentEndNotice { cause: native::AttachmentEndCause::Refused, message }
+            native::AttachmentEndNotice { cause, message }
         })
     }
 

@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_io_net::trust::{AuditEvent as Recorded, AuditOutcome, AuditRecorder, Fingerprint, Peer};
 use farbus_session::claims::lease::LeaseHost;
-use farbus_session::claims::{DeviceClaims, UseEnding};
+use farbus_session::claims::{DeviceClaims, UseEnding, shortened};
 use farbus_session::leases::LeaseHostKey;
 
 use crate::common::ordered_mutex::{ALONE, OrderedMutex};
 use crate::exporter::access::local_users::LocalPeers;
+use crate::exporter::access::paired_host::PairedPeer;
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::session::entry::SessionEntry;
 use crate::exporter::state::registry::DeviceRegistry;
@@ -117,6 +118,20 @@ impl DevicePermissions {
         let registry = &self.registry;
         let may = || peer.is_some_and(|peer| peer.may_use(registry.permitted_as(device), registry.id_of(device)));
         self.lent_to(peer_identity, device).unwrap_or_else(may)
+    }
+
+    /// Why a paired host may use no device of this name, whether there is one or not; `None` if it may use one.
+    pub fn forbids(&self, paired_peer: &PairedPeer, device: &str) -> Option<String> {
+        let peer = paired_peer.peer();
+        let is_own = self.lent_to(PeerIdentity::Host(paired_peer.fingerprint()), device) == Some(true);
+        if is_own || peer.as_ref().is_some_and(|peer| peer.may_use(device, self.registry.id_of(device))) {
+            return None;
+        }
+        let host = peer.map_or_else(|| "YOUR-HOST".to_owned(), |peer| peer.name);
+        let device = shortened(device);
+        Some(format!(
+            "this host may use no device called '{device}' there\n  its owner lets it: farbus allow {host} '{device}'"
+        ))
     }
 
     /// The bus ids of all devices that a peer may use, as [`DevicePermissions::may_use`] says of one: the registry is
