@@ -94,7 +94,7 @@ fn a_paired_host_sees_a_console_until_its_permission_is_taken_back_and_the_owner
     let address = line.split_whitespace().nth(2).unwrap();
     desk.ok(&["list", "lab3", "--address", address]);
     let refused = desk.run(&["observe", "lab3/serial", "--console"]);
-    assert_eq!(refused.code, Some(4), "what it may not use it does not see: {refused:?}");
+    assert_eq!(refused.code, Some(3), "what it may not use it does not see: {refused:?}");
     lab3.ok(&["allow", "desk", "serial"]);
     let before = lab3.audit_lines("observe");
     let mut observer = desk.start(&["observe", "lab3/serial", "--console"]);

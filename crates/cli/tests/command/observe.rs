@@ -53,7 +53,7 @@ fn paired_host_observes_until_its_permission_is_taken_back() {
     let address = line.split_whitespace().nth(2).unwrap();
     desk.ok(&["list", "lab3", "--address", address]);
     let refused = desk.run(&["observe", "lab3/keyboard"]);
-    assert_eq!(refused.code, Some(4), "what it may not use it does not see: {refused:?}");
+    assert_eq!(refused.code, Some(3), "what it may not use it does not see: {refused:?}");
     lab3.ok(&["allow", "desk", "keyboard"]);
     let mut observer = desk.start(&["observe", "lab3/keyboard"]);
     observer.wait_for_line("is observed");

@@ -214,7 +214,11 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     // A paired host may use nothing until the owner allows it.
     let listed = desk.run(&["list", "lab3", "--address", &address]);
     assert!(listed.stdout.contains("offers nothing to this host"), "{listed:?}");
-    assert_eq!(desk.run(&["attach", "lab3/disk", "--via", "fuse"]).code, Some(4));
+    for device in ["disk", "no-such-device"] {
+        let refused = desk.run(&["attach", &format!("lab3/{device}"), "--via", "fuse"]);
+        let next = format!("farbus allow desk '{device}'");
+        assert!(refused.code == Some(3) && refused.stderr.contains(&next), "{refused:?}");
+    }
     let known = lab3.run(&["allow", "desk", "disk"]);
     assert!(known.code == Some(0) && !known.stderr.contains("warning"), "{known:?}");
     let unknown = lab3.run(&["allow", "desk", "nonexistent"]);
@@ -226,7 +230,7 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"disk".into(), &"available".into()));
     // Not by bus id either.
-    assert_eq!(desk.run(&["attach", "lab3/1-2", "--via", "fuse"]).code, Some(4));
+    assert_eq!(desk.run(&["attach", "lab3/1-2", "--via", "fuse"]).code, Some(3));
     lab3.ok(&["forbid", "desk", "all"]);
     assert_eq!(desk.json(&["list", "lab3", "--json"]), Value::Array(Vec::new()));
     lab3.ok(&["allow", "desk", "all"]);
