@@ -13,7 +13,7 @@ use super::{CommandFailure, sleep};
 
 /// Share and attach what a configuration file says, and keep it so.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "The file is TOML; packaging/farbus.toml shows all of it:\n\n  \
+#[command(after_help = "The file is TOML; the installed /etc/farbus/farbus.toml shows all of it:\n\n  \
     [plain]                    where plain USB/IP is served\n  \
     listen = [\"loopback\"]      without it: a socket, for 'farbus attach'\n  \
     allow = [\"192.0.2.0/24\"]   who may connect to an address of the network\n  \

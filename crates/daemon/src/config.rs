@@ -238,7 +238,7 @@ impl DaemonConfig {
         let text = fs::read_to_string(path).map_err(|error| {
             let hint = match error.kind() {
                 std::io::ErrorKind::NotFound => {
-                    "\n  name another with --config FILE; packaging/farbus.toml shows what stands in it"
+                    "\n  name another with --config FILE; what stands in it: farbus daemon --help"
                 }
                 _ => "",
             };

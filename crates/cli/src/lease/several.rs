@@ -122,7 +122,8 @@ fn candidates(
             1 => "one device alone".to_owned(),
             _ => format!("{count} devices alone"),
         };
-        let why = format!("{what} of the paired hosts is meant, and {wanted} are asked for\n  see: farbus list");
+        let are = if wanted == 1 { "is" } else { "are" };
+        let why = format!("{what} of the paired hosts is meant, and {wanted} {are} wanted\n  see: farbus list");
         return Err(CommandFailure::new(FailureKind::Gone, why));
     }
     all.sort();

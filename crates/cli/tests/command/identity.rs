@@ -342,7 +342,7 @@ fn a_permission_for_an_automatic_name_follows_the_device_and_not_the_order() {
     let (mut share, address) = lab3.share(&[&b, &a]);
     assert_eq!(usable(&desk, "lab3", &address), ["disk2"], "it is the same disk");
     let attached = desk.run(&["attach", "lab3/disk", "--via", "nbd"]);
-    assert_eq!(attached.code, Some(4), "the other one is not there for it: {attached:?}");
+    assert_eq!(attached.code, Some(3), "the other one is not there for it: {attached:?}");
     let permissions = lab3.json(&["allow", "--json"]);
     assert_eq!(permissions[0]["by"], "identity");
     assert_eq!((&permissions[0]["now"], &permissions[0]["is_automatic"]), (&json!(["disk2"]), &json!(true)));

@@ -272,6 +272,7 @@ fn holder_whose_link_comes_back_after_its_lease_is_refused() {
     assert_eq!(device()["lease"]["host"], "rack");
     attach.signal(Signal::CONT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    attach.assert_logged("the lease under which this host used it is over: lease expired");
     let device = device();
     assert_eq!((&device["lease"]["host"], &device["state"]), (&json!("rack"), &json!("available")), "{device}");
 }

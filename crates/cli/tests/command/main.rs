@@ -66,6 +66,7 @@ mod moves;
 mod nbd;
 mod nbd_migrate;
 mod network;
+mod next_steps;
 mod observe;
 mod own_files;
 mod own_network;

@@ -18,6 +18,8 @@ pub enum LocalDeviceError {
         /// The devices there are instead.
         offered: Vec<String>,
     },
+    /// What was named is another machine.
+    IsHost(String),
     /// No share of this user has it, and another user listens at the loopback's port.
     Stranger {
         /// How to ask that user's exporter for it all the same.
@@ -38,7 +40,7 @@ impl LocalDeviceError {
     /// Which party has to act.
     pub fn attribute(&self) -> FailureKind {
         match self {
-            Self::Nowhere { .. } => FailureKind::Gone,
+            Self::Nowhere { .. } | Self::IsHost(_) => FailureKind::Gone,
             Self::Stranger { .. } => FailureKind::Refused,
             Self::Several { .. } => FailureKind::Local,
         }
@@ -55,6 +57,10 @@ impl fmt::Display for LocalDeviceError {
                 }
                 write!(f, "\n  {}", next(device))
             }
+            Self::IsHost(host) => write!(
+                f,
+                "'{host}' is a host, and no device: a device of it is {host}/DEVICE\n  what it has: farbus list {host}"
+            ),
             Self::Stranger { target, user } => write!(
                 f,
                 "no share of yours on this machine offers it, and at the loopback's port user {user} listens\n  \

@@ -45,7 +45,9 @@ impl fmt::Display for LocalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot listen at {}: ", self.path.display())?;
         match self.source.kind() {
-            io::ErrorKind::AddrInUse => f.write_str("another program listens there; choose another path"),
+            io::ErrorKind::AddrInUse => {
+                f.write_str("another program listens there: 'farbus status' shows yours; or choose another path")
+            }
             io::ErrorKind::AlreadyExists => f.write_str("there is a file that is no socket; choose another path"),
             io::ErrorKind::NotFound => f.write_str("its folder does not exist; make it first"),
             io::ErrorKind::InvalidInput => f.write_str("the path is too long for a socket (107 bytes)"),

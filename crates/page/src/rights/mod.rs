@@ -112,7 +112,7 @@ pub fn serve(
                 "{address} is no address of the loopback: the page is for this machine"
             ))),
             PageAddress::Loopback(address) => {
-                let cannot = |error| CommandFailure::local(format!("cannot listen on {address}: {error}"));
+                let cannot = |error: io::Error| remote::cannot_listen(address, &error);
                 let listener = StdTcpListener::bind(address).map_err(cannot)?;
                 listener.set_nonblocking(true).map_err(cannot)?;
                 let listener = TcpListener::from_std(listener).map_err(cannot)?;

@@ -1,6 +1,7 @@
 //! Listens for browsers of other machines.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdTcpListener, UdpSocket};
 use std::sync::Arc;
 
@@ -22,12 +23,23 @@ const UNSENT_BYTES_MAX: u32 = 16 << 10;
 const OUT: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
+/// Why the page cannot listen at an address, and what to type.
+pub fn cannot_listen(address: SocketAddr, error: &io::Error) -> CommandFailure {
+    let next = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "\n  another page runs there, or another program: 'farbus status' shows yours; --listen or --tls takes another port"
+        }
+        _ => "",
+    };
+    CommandFailure::local(format!("cannot listen on {address}: {error}{next}"))
+}
+
 /// Listens at `address`, and reads or makes the page's key. Where the page is it stores for `farbus page invite`.
 ///
 /// # Errors
 /// [`CommandFailure`]: it cannot listen there, or the state folder cannot be used.
 pub fn listen(address: SocketAddr, mut names: Vec<String>) -> Result<(TcpListener, RemoteSite), CommandFailure> {
-    let cannot = |error| CommandFailure::local(format!("cannot listen on {address}: {error}"));
+    let cannot = |error: io::Error| cannot_listen(address, &error);
     let listener = StdTcpListener::bind(address).map_err(cannot)?;
     listener.set_nonblocking(true).map_err(cannot)?;
     let listener = TcpListener::from_std(listener).map_err(cannot)?;

@@ -13,7 +13,7 @@ use farbus_model::budget::ConnectionAllowance;
 use farbus_model::{ExportIdentity, SessionLimits};
 use farbus_realtime::vcpu::VcpuReserve;
 use farbus_session::OpStatus;
-use farbus_session::claims::UseMode;
+use farbus_session::claims::{UseEnding, UseMode, host_of};
 use farbus_session::leases::{DeviceKey, LeaseEntitlement};
 use farbus_session::native::known_device::compare;
 use farbus_session::native::retire::DiskMoveStep;
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::opening::claim::PeerOffers;
 use crate::exporter::opening::device_use::{DeviceUse, back_home, missing, refusal};
-use crate::exporter::session::entry::SessionEntry;
+use crate::exporter::session::entry::{self, SessionEntry};
 use crate::exporter::session::saved::{SessionCredentials, SessionOwner};
 use crate::exporter::session::thread_time::SessionReservation;
 use crate::exporter::session::threads::{DeviceProvider, OpenedAttachment};
@@ -83,7 +83,10 @@ impl DeviceProvider for ExporterState {
             LeaseEntitlement::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
             LeaseEntitlement::Stale => Err(refusal(
                 native::AttachmentEndCause::Stale,
-                "it was moved: somebody has a later lease of it".to_owned(),
+                match lease_ended(self, caller, &bus_id) {
+                    Some(ending) => entry::lease_over(ending),
+                    None => "it was moved: somebody has a later lease of it".to_owned(),
+                },
             )),
             LeaseEntitlement::Other => Err(refusal(native::AttachmentEndCause::Gone, another(&open.name))),
             LeaseEntitlement::Nothing => used
@@ -341,6 +344,14 @@ fn known(
     open: &native::OpenRequest,
 ) -> Result<String, native::AttachmentEndNotice> {
     shared.registry.bus_id_of(&open.name).map_err(|_| missing(shared, caller, open))
+}
+
+/// How the lease of the session's host ended, if that was what it last had of the device.
+fn lease_ended(shared: &ExporterState, caller: &SessionEntry, bus_id: &str) -> Option<UseEnding> {
+    let host = host_of(&caller.peer);
+    let mut registry = shared.registry.lock();
+    let last = registry.claims_mut(bus_id)?.history().rev().find(|past| host_of(&past.holder.who) == host)?;
+    matches!(last.ending, UseEnding::Expired | UseEnding::Preempted | UseEnding::Released).then_some(last.ending)
 }
 
 /// The bus id of the device that `open` names, if `caller` may become its successor.

@@ -293,6 +293,11 @@ impl SessionEntry {
     }
 }
 
+/// What a host hears whose lease has ended.
+pub(crate) fn lease_over(ending: UseEnding) -> String {
+    format!("the lease under which this host used it is over: {}", ending.as_str())
+}
+
 impl SessionHandle for SessionEntry {
     fn credit_bytes(&self) -> usize {
         self.credit_bytes.load(Ordering::Acquire)
@@ -316,9 +321,7 @@ impl SessionHandle for SessionEntry {
             let (cause, message) = match (self.forced_ending(), self.remark.get()) {
                 (Some(UseEnding::TakenBack), Some(remark)) => (refused, format!("released by its owner: {remark}")),
                 (Some(UseEnding::TakenBack), None) => (refused, "released by its owner".to_owned()),
-                (Some(ending), _) => {
-                    (refused, format!("the lease under which this host used it is over: {}", ending.as_str()))
-                }
+                (Some(ending), _) => (refused, lease_over(ending)),
                 (None, _) if self.is_forbidden.load(Ordering::Acquire) => {
                     (refused, "not shared with you any more".to_owned())
                 }

@@ -8,8 +8,9 @@ use farbus_control::failure::{CommandFailure, FailureKind};
 use farbus_host::HostPortError;
 use farbus_io_net::link::LinkError;
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
-use farbus_io_net::trust::{HandshakeError, timestamp};
+use farbus_io_net::trust::{HandshakeError, host_name, timestamp};
 use farbus_model::ExportIdentity;
+use farbus_session::claims::host_of;
 use farbus_session::registry::InUse;
 use farbus_session::{OpStatus, ProtocolViolation};
 
@@ -173,6 +174,14 @@ impl fmt::Display for ClientError {
             }
             ClientError::Refused { target, status: OpStatus::Busy, user } => {
                 let shown = target.shown();
+                if let Some(InUse { user, lease_left_s: None, .. }) = user
+                    && host_of(user) == host_name()
+                {
+                    return write!(
+                        f,
+                        "{shown} is in use by this host, {user}\n  'farbus status' shows where; 'farbus detach {shown}' ends that"
+                    );
+                }
                 if let Some(InUse { user, lease_left_s: Some(left_s), .. }) = user {
                     let left = Duration::from_secs(*left_s);
                     let until = timestamp(SystemTime::now() + left);
@@ -288,6 +297,10 @@ pub(super) fn unreachable(target: &DeviceTarget, error: HostPortError) -> Client
 /// The error of a link that failed before the device was open. On an encrypted link that may be the exporter's refusal.
 pub(super) fn lost(address: &str, source: io::Error) -> ClientError {
     let address = address.to_owned();
+    let source = match source.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time"),
+        _ => source,
+    };
     match HandshakeError::of_link(&source) {
         Some(HandshakeError::Refused) => ClientError::Untrusted {
             address,

@@ -134,6 +134,7 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
                     Err(ClientError::Here(LocalDeviceError::Stranger { target: format!("{at}/{device}"), user }))
                 }
             },
+            Err(_) if KnownHost::find(&device)?.is_some() => Err(ClientError::Here(LocalDeviceError::IsHost(device))),
             Err(_) => Err(ClientError::Here(LocalDeviceError::Nowhere { device, offered })),
         },
         _ => Err(ClientError::Here(LocalDeviceError::Several { device, locations: found })),
