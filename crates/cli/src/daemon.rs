@@ -141,6 +141,9 @@ pub fn run(args: Args) -> Result<(), CommandFailure> {
     serve(DaemonOptions { config: args.config, no_sandbox: args.no_sandbox, take_over: args.take_over }, ready, say)
 }
 
+/// Names that a line shows; `--json` has all.
+const NAMES_SHOWN: usize = 20;
+
 /// The answer of the daemon that runs on this machine.
 fn ask_daemon(question: &Question) -> Result<Value, CommandFailure> {
     for (_, answer) in ask_all(question).map_err(CommandFailure::local)? {
@@ -164,9 +167,19 @@ fn restart(interrupt: bool, json: bool) -> Result<(), CommandFailure> {
         return Ok(());
     }
     let RestartReport { pid, kept, sessions, .. } = serde_json::from_value(done).map_err(CommandFailure::local)?;
-    let kept = kept.join(", ");
-    say(format!("process {pid} goes on, with [{kept}] attached, and with {sessions} sessions of its users"));
+    let kept = listed(&kept);
+    say(format!("process {pid} goes on, with {kept} attached, and with {sessions} sessions of its users"));
     Ok(())
+}
+
+/// Names in a sentence: of many the first ones.
+fn listed(names: &[String]) -> String {
+    let shown = names.len().min(NAMES_SHOWN);
+    match (names.len() - shown, names[..shown].join(", ")) {
+        (0, first) if first.is_empty() => "nothing".to_owned(),
+        (0, first) => first,
+        (more, first) => format!("{first} and {more} more"),
+    }
 }
 
 fn reload(adopt: Option<String>, json: bool) -> Result<(), CommandFailure> {
@@ -182,7 +195,7 @@ fn reload(adopt: Option<String>, json: bool) -> Result<(), CommandFailure> {
     let ReloadReport { added, removed, adopted } = changes;
     say(match added.is_empty() && removed.is_empty() {
         true => "reloaded: nothing changed".to_owned(),
-        false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
+        false => format!("reloaded: added {}, removed {}", listed(&added), listed(&removed)),
     });
     if let Some(target) = adopted {
         say(format!("{target}: the device that is there now is attached"));

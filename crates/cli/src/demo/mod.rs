@@ -286,10 +286,15 @@ fn give_back(share: &Share, image: &DemoImage, stage: &DemoReporter) -> Result<(
 }
 
 fn say_what_next() {
-    say("\nNext, with two terminals or two machines (farbus --help says more):\n  \
+    say("\nNext, with two terminals (farbus --help says more):\n  \
         farbus share disk:PATH zero keyboard    offer an image, a test device and a keyboard\n  \
-        farbus list HOST                        what does HOST offer?\n  \
-        farbus attach HOST/disk --via fuse      its disk, as a file here\n  \
-        farbus attach HOST/disk --via kernel    its disk, as /dev/sdX here (root, Linux with vhci-hcd)\n  \
-        farbus status                           who uses what, and how much passed through");
+        farbus list localhost                   what do you offer?\n  \
+        farbus attach disk --via fuse           the disk, as a file\n  \
+        farbus run keyboard -- lsusb            a program that sees the keyboard\n  \
+        farbus status                           who uses what, and how much passed through\n\
+        or with two machines, lab3 and desk:\n  \
+        lab3$ farbus pair --allow disk          shows a code, and waits for desk\n  \
+        desk$ farbus pair lab3 CODE\n  \
+        lab3$ farbus share disk:PATH --secure   encrypted, for paired hosts\n  \
+        desk$ farbus attach lab3/disk           /dev/sdX with vhci-hcd, otherwise a file");
 }

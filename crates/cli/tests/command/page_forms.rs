@@ -132,12 +132,35 @@ fn a_device_is_shared_with_the_keyboard_alone_on_a_phone() {
         assert_eq!(is, stop);
     }
     browser.press(&[ENTER]);
-    browser.wait_for(&format!("{LIVE} === 'begun: farbus share zero'"));
+    browser.wait_for(&format!("['begun: farbus share zero', 'done: farbus share zero'].includes({LIVE})"));
     assert_eq!(at(), "do", "a button that was pressed keeps the keyboard's place");
     wait_until(PATIENCE, "it is shared", || device(&harness, "share", "zero")["state"] == "available");
     browser.keep_picture("form-share");
     assert_no_complaint(browser);
     end(&get(&looked.page, "/api/v1/operations/1")["pid"]);
+}
+
+#[test]
+fn what_was_begun_and_fails_later_says_so_beside_the_title_and_at_its_form() {
+    if !has_browser() {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.image("a.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},name=disk", image.display())]);
+    let looked = Looked::new(&harness, open_page(&harness));
+    looked.open_device(share.process.id(), "disk");
+    let (target, socket) = (share.target("disk"), harness.path("no-such-folder/nbd"));
+    let line = format!("farbus attach {target} --via=nbd");
+    looked.fill("attach", "via", "nbd", &line);
+    looked.fill("attach", "socket", socket.to_str().unwrap(), &format!("{line} --socket={}", socket.display()));
+    looked.press("do-attach", None);
+    looked.browser.wait_for(&format!("{LIVE}.startsWith('failed: farbus attach')"));
+    let why = "its folder does not exist";
+    looked.browser.wait_for(&format!("document.querySelector('#do-attach .said').textContent.includes('{why}')"));
+    let typed = looked.browser.script("return document.querySelector('#do-attach').elements.namedItem('socket').value");
+    assert_eq!(typed, socket.to_str().unwrap(), "what was typed stays");
+    assert_no_complaint(&looked.browser);
 }
 
 #[test]

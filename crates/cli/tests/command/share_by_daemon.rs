@@ -181,7 +181,7 @@ fn kept_device_survives_reload_and_is_unshared_when_nobody_uses_it_or_by_force()
     // What the configuration asks for comes back with a reload.
     assert_ended(&harness.run(&["unshare", "k"]), 0, "until the next 'farbus daemon reload'");
     assert_eq!(names(&daemon.address), [""; 0]);
-    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [k]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added k");
     assert_eq!(names(&daemon.address), ["k"]);
 
     // A share of its own is no daemon's.
@@ -205,7 +205,7 @@ fn saved_device_is_in_the_configuration_and_shared_by_the_next_daemon() {
     assert_eq!(after, format!("{before}{entry}"), "everything else stays as it was");
     let identity = device(&harness, "backup")["identity"].clone();
     let used = client::open_disk(&daemon.library_target("backup")).unwrap();
-    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [backup]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added backup");
     assert_eq!(device(&harness, "backup")["state"], "in use", "its user noticed nothing");
     drop(used);
     daemon.process.signal(Signal::TERM);
@@ -261,7 +261,7 @@ fn restarted_daemon_goes_on_with_the_shares_of_commands() {
     assert_eq!(names(&daemon.address), ["disk"]);
     assert_ended(&harness.run(&["unshare", "disk"]), 0, "not shared any more");
     wait_until(PATIENCE, "the files are free", || !is_locked(&kept) && !is_locked(&leased));
-    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [k]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added k");
     next.end();
 }
 
@@ -367,7 +367,7 @@ fn saved_frames_are_read_by_the_next_daemon_and_a_descriptor_of_the_command_is_n
     let text = fs::read_to_string(&config).unwrap();
     assert!(text.ends_with(&entry), "{text}");
     let mut frames = frames_of(&daemon, "stream");
-    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added [stream]");
+    assert_ended(&harness.run(&["daemon", "reload"]), 0, "added stream");
     write(&path, b"abcd");
     assert_eq!(next(&mut frames), b"abcd", "its reader noticed nothing");
     let refused = harness.run(&["share", "stream:/dev/stdin,frame=4", "--save"]);

@@ -20,7 +20,7 @@ use farbus_session::native::retire::DiskMoveStep;
 use farbus_session::native::{AllowedModules, DeviceMigration, UnservedAttachment, control as native};
 use farbus_session::reserve::ledger::MeasuredPath;
 use farbus_session::reserve::{ReservationReport, ReservationTerms};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::opening::claim::PeerOffers;
@@ -313,7 +313,7 @@ impl DeviceProvider for ExporterState {
             return Err("only the host that has a disk alone, to write to it, can move it".to_owned());
         }
         self.registry.note_step(&bus_id, step, caller.proof(), caller.peer.clone())?;
-        info!(device = open.name, peer = caller.peer, ?step, "what its user said of its move is noted");
+        debug!(device = open.name, peer = caller.peer, ?step, "how far its user's move of the disk is was stored");
         Ok(())
     }
 
