@@ -12,6 +12,7 @@ use farbus_model::{
 use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
 use super::below::UnderlyingDevice;
+use super::rising::RisingMap;
 use super::window::{FlightWindow, PathPace};
 use crate::ProtocolViolation;
 
@@ -36,7 +37,7 @@ pub const AHEAD_KIND: u16 = 8;
 pub struct ReadAheadLayer<D> {
     below: UnderlyingDevice<D>,
     /// Requests passed on unchanged, by their number below. Numbers that are not here belong to pieces.
-    flights: BTreeMap<u64, BlockInFlight>,
+    flights: RisingMap<BlockInFlight>,
     next_number: u64,
     /// Least recently used first.
     streams: VecDeque<ReadAheadStream>,
@@ -173,7 +174,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     /// Wraps `device`, which must not be changed by other means.
     pub fn new(device: D) -> Self {
         let (epoch, below) = (device.epoch(), UnderlyingDevice::new(device));
-        let (flights, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+        let (flights, streams, left) = (RisingMap::default(), VecDeque::new(), Vec::new());
         Self { below, flights, next_number: 0, streams, pace: PathPace::UNKNOWN, account: None, epoch, left }
     }
 
@@ -317,7 +318,7 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
     fn collect(&mut self, now: Instant, done: &mut CompletionQueue<BlockCompletion>) {
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
-            match self.flights.remove(&answer.id.0) {
+            match self.flights.remove(answer.id.0) {
                 Some(request) => {
                     let is_change = request.op.is_change();
                     let range = range_of(&request);
@@ -419,8 +420,8 @@ impl<D: BlockDevice> BlockLayer for ReadAheadLayer<D> {
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.flights.len());
-        for (number, request) in &self.flights {
-            to.u64(*number);
+        for (number, request) in self.flights.iter() {
+            to.u64(number);
             to.block_request(request);
         }
         // Reads that wait for pieces are submitted unchanged by the replacement.
@@ -461,7 +462,8 @@ impl<D: BlockDevice> ReadAheadLayer<D> {
         let mut this = Self { next_number, ..Self::new(device) };
         match this.check_saved(&passed, &left, &below) {
             Ok(pending) => {
-                this.flights = passed.into_iter().map(|(number, request)| (number, request.launch())).collect();
+                passed.sort_unstable_by_key(|(number, _)| *number);
+                passed.into_iter().for_each(|(number, request)| this.flights.insert(number, request.launch()));
                 this.left = left.into_iter().map(BlockRequest::launch).collect();
                 Ok((this, pending))
             }

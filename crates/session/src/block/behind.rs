@@ -1,6 +1,5 @@
 //! Write-back: a far device's writes are answered early and made durable by a flush.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use farbus_model::{
 use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
 
 use super::below::UnderlyingDevice;
+use super::rising::RisingMap;
 use super::window::{FlightWindow, PathPace, WINDOW_BYTES_OWN};
 use crate::ProtocolViolation;
 
@@ -49,7 +49,7 @@ const LOST_MAX: usize = 64;
 pub struct WriteBackLayer<D> {
     below: UnderlyingDevice<D>,
     /// Requests that are not complete, by their number, in the order of their submission.
-    jobs: BTreeMap<u64, WriteBackJob>,
+    jobs: RisingMap<WriteBackJob>,
     next_number: u64,
     dirty_bytes: u64,
     dirty_writes: usize,
@@ -120,7 +120,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
     pub fn new(device: D) -> Self {
         Self {
             below: UnderlyingDevice::new(device),
-            jobs: BTreeMap::new(),
+            jobs: RisingMap::default(),
             next_number: 0,
             dirty_bytes: 0,
             dirty_writes: 0,
@@ -149,9 +149,9 @@ impl<D: BlockDevice> WriteBackLayer<D> {
     }
 
     fn turn_of(&self, number: u64) -> WriteBackAction {
-        let job = &self.jobs[&number];
+        let job = self.jobs.get(number).expect("it is there");
         let range = job.range();
-        let mut before = self.jobs.range(..number).rev().map(|(_, job)| job).filter(|job| job.is_early());
+        let mut before = self.jobs.before(number).filter(|job| job.is_early());
         match job.request.op {
             BlockOp::Flush if before.next().is_some() => WriteBackAction::Wait,
             BlockOp::Flush => WriteBackAction::Go,
@@ -177,7 +177,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             WriteBackAction::Wait => return false,
             WriteBackAction::Go => self.begin(now, number, done),
             WriteBackAction::Read(_) | WriteBackAction::Lost => {
-                let job = self.jobs.remove(&number).expect("looked at just now");
+                let job = self.jobs.remove(number).expect("looked at just now");
                 let request = job.owed.expect("a read is owed its answer");
                 done.push(match turn {
                     WriteBackAction::Read(data) => request.answer(data),
@@ -191,7 +191,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
     }
 
     fn begin(&mut self, now: Instant, number: u64, done: &mut CompletionQueue<BlockCompletion>) {
-        let job = self.jobs.get_mut(&number).expect("it is there");
+        let job = self.jobs.get_mut(number).expect("it is there");
         (job.is_below, job.begun_at) = (true, Some(now));
         let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.request.clone() };
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
@@ -204,8 +204,8 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             return;
         }
         let mut first_owed = None;
-        let owed = self.jobs.range_mut(self.owed_from..).filter(|(_, job)| job.is_early() && job.owed.is_some());
-        for (&number, job) in owed {
+        let owed = self.jobs.from_mut(self.owed_from).filter(|(_, job)| job.is_early() && job.owed.is_some());
+        for (number, job) in owed {
             if !job.is_below {
                 first_owed.get_or_insert(number);
                 continue;
@@ -231,7 +231,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         let mut has_begun = false;
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
-            let job = self.jobs.remove(&answer.id.0).expect("a device answers what it was asked, once");
+            let job = self.jobs.remove(answer.id.0).expect("a device answers what it was asked, once");
             if let (true, Some(begun_at)) = (job.is_early(), job.begun_at) {
                 self.pace.note(begun_at, now);
                 self.window.complete(answer.id.0, self.pace);
@@ -308,7 +308,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
         if self.waiting == 0 {
             return false;
         }
-        let waiting: Vec<u64> = self.jobs.iter().filter(|(_, job)| !job.is_below).map(|(&number, _)| number).collect();
+        let waiting: Vec<u64> = self.jobs.iter().filter(|(_, job)| !job.is_below).map(|(number, _)| number).collect();
         let went: usize = waiting.into_iter().map(|number| usize::from(self.advance(now, number, done))).sum();
         self.waiting -= went;
         went > 0
@@ -397,8 +397,8 @@ impl<D: BlockDevice> BlockLayer for WriteBackLayer<D> {
         to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.jobs.len());
-        for (number, job) in &self.jobs {
-            to.u64(*number);
+        for (number, job) in self.jobs.iter() {
+            to.u64(number);
             let data = if job.is_below { Payload::Empty } else { job.data.clone() };
             to.block_request(&BlockRequest { payload: data, ..job.request.clone() });
             to.flag(job.owed.is_some());

@@ -30,6 +30,7 @@ mod memory;
 mod range;
 mod rate;
 mod read_only;
+mod rising;
 mod scratch;
 mod sparse;
 mod stripes;
