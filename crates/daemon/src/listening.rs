@@ -16,7 +16,7 @@ use farbus::exporter::share::QuicBeside;
 use farbus_control::failure::CommandFailure;
 use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};
 use farbus_io_net::link::TcpLinkListener;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::config::DaemonConfig;
 use super::handover::PassedListener;
@@ -83,10 +83,13 @@ impl Supervisor {
         let wanted: Vec<(SocketLocation, bool)> =
             plain.chain(secure).chain(passed.iter().map(|location| (location.clone(), false))).collect();
         let mut fresh: Vec<(SocketLocation, bool, SocketListener)> = Vec::new();
+        // A process with this configuration that was killed just now may have its addresses until the last of its
+        // threads has ended.
+        let until = Instant::now() + if has.listeners.is_empty() { START_TIME_MAX } else { Duration::ZERO };
         for (requested, is_secure) in &wanted {
             if !has.listeners.iter().any(|listens| (&listens.configured, &listens.is_secure) == (requested, is_secure))
             {
-                fresh.push((requested.clone(), *is_secure, self.listener_at(has, requested, *is_secure)?));
+                fresh.push((requested.clone(), *is_secure, self.listener_at(has, requested, *is_secure, until)?));
             }
         }
         has.listeners.retain(|DaemonListener { configured, location, is_secure, .. }| {
@@ -165,6 +168,7 @@ impl Supervisor {
         has: &mut SupervisorState,
         location: &SocketLocation,
         is_secure: bool,
+        until: Instant,
     ) -> Result<SocketListener, CommandFailure> {
         if let SocketLocation::Address(address) = *location {
             let is_it = |passed: &PassedListener| (passed.address, passed.is_secure) == (Some(address), is_secure);
@@ -176,7 +180,19 @@ impl Supervisor {
                 return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
             }
         }
-        self.broker.listen(location).map_err(|error| listen_failure(location, &error))
+        let mut is_logged = false;
+        loop {
+            match self.broker.listen(location) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                    if !std::mem::replace(&mut is_logged, true) {
+                        let seconds = START_TIME_MAX.as_secs();
+                        info!(%location, "another process listens there: waiting up to {seconds} s for its end");
+                    }
+                    thread::sleep(PORT_ASKED_EVERY);
+                }
+                listens => return listens.map_err(|error| listen_failure(location, &error)),
+            }
+        }
     }
 
     /// Announces the listening addresses that other hosts can reach.
@@ -229,6 +245,10 @@ fn announcements(
     }
     wanted
 }
+
+/// How long an address may be another process's when the daemon starts. A process with a thousand attachments needed
+/// more than a second to end, killed on a machine with a load of 80.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How long the port for QUIC may be another process's, and how often it is asked for.
 const PORT_TIME_MAX: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -101,6 +101,22 @@ fn daemon_listens_at_the_configured_address_also_after_a_reload() {
     assert_eq!(client::list(&other).unwrap().len(), 1);
     wait_until(PATIENCE, "the first is closed", || client::list(&daemon.address).is_err());
     assert_eq!(zero.data_in(SOURCE, 1000).unwrap().len(), 1000, "who came through it stays");
+}
+
+/// What has the addresses is here as a killed daemon's last threads are: it listens, and answers nobody.
+#[test]
+fn daemon_waits_at_its_start_for_the_addresses_of_a_process_that_is_ending() {
+    let harness = Harness::new();
+    let path = harness.path("daemon.sock");
+    let (tcp, local) = (TcpListener::bind("127.0.0.1:0").unwrap(), UnixListener::bind(&path).unwrap());
+    let address = tcp.local_addr().unwrap();
+    let config = write(&harness, &format!("plain.listen = ['{address}', 'unix:{}']\n", path.display()));
+    let daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
+    daemon.assert_logged("another process listens there: waiting up to 10 s for its end");
+    drop(tcp);
+    daemon.assert_logged(&format!("location={}", path.display()));
+    drop(local);
+    daemon.wait_for_line(&format!("listening on unix:{}", path.display()));
 }
 
 #[test]

@@ -5,12 +5,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use farbus_control::device::RemoteIdentity;
 use farbus_io_linux::frontend::fuse::{FuseMounter, MountKeeper, OwnMounter};
@@ -101,8 +102,8 @@ struct BrokerServer {
     /// The confined process, which started this one, and what its threads have of the processors.
     confined: Option<Pid>,
     schedules: Mutex<ThreadTimeShares>,
-    /// Paths of Unix sockets that are listened at.
-    sockets: Mutex<BTreeSet<PathBuf>>,
+    /// Unix sockets that are listened at.
+    sockets: Mutex<BTreeMap<PathBuf, Option<SocketFile>>>,
     lines: AtomicU64,
     addresses: Mutex<TrustedHostAddresses>,
     recording: AuditRecording,
@@ -299,7 +300,7 @@ impl BrokerServer {
     fn take_place(&self, location: SocketLocation) -> BrokerResult {
         let is_meant = opened(&self.broker_policy).access_to(&location).is_some();
         self.hold(is_meant, || format!("{location} is not listened at"))?;
-        opened(&self.sockets).extend(location.path().cloned());
+        opened(&self.sockets).extend(location.path().map(|path| (path.clone(), file_at(path))));
         done(Value::Null)
     }
 
@@ -616,7 +617,8 @@ impl BrokerServer {
     fn listen_at(&self, location: SocketLocation, access: &SocketAccess) -> BrokerResult {
         let listener = location.listen_for(access)?.into_descriptor()?;
         if let SocketLocation::Socket(path) = location {
-            opened(&self.sockets).insert(path);
+            let file = file_at(&path);
+            opened(&self.sockets).insert(path, file);
         }
         passed(listener)
     }
@@ -767,7 +769,10 @@ impl BrokerServer {
 
     /// Cleans up after the confined process has ended.
     fn end(&self) {
-        for path in opened(&self.broker_policy).remove.iter().chain(&*opened(&self.sockets)) {
+        // A process that was started since, after this one's was killed, may listen there at a socket of its own.
+        let sockets = std::mem::take(&mut *opened(&self.sockets)).into_iter();
+        let own = sockets.filter(|(path, file)| file.is_some() && file_at(path) == *file).map(|(path, _)| path);
+        for path in opened(&self.broker_policy).remove.iter().cloned().chain(own) {
             // The confined process has removed them if it could.
             let _ = fs::remove_file(path);
         }
@@ -805,6 +810,15 @@ fn end_page(mut page: Child) -> io::Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// A file by its number on its file system, which a later file may get again, and by when it was made.
+type SocketFile = (u64, Option<SystemTime>);
+
+/// The file at a path; `None` if there is none.
+fn file_at(path: &Path) -> Option<SocketFile> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.ino(), metadata.created().ok()))
 }
 
 fn usb_node(bus: u32, device: u32) -> PathBuf {
@@ -953,6 +967,13 @@ mod tests {
         second.end();
         assert!(path.exists(), "what was refused is somebody else's");
         first.end();
+        assert!(!path.exists());
+        let (killed, next) = (rights(locations.clone()), rights(locations.clone()));
+        drop(listen_at(&killed, &locations[0]).unwrap());
+        let _socket = listen_at(&next, &locations[0]).unwrap();
+        killed.end();
+        assert!(path.exists(), "a broker that ends late leaves the socket of the process that was started since");
+        next.end();
         assert!(!path.exists());
         assert!(listen_at(&rights(vec![]), &locations[0]).is_err() && !path.exists());
     }
