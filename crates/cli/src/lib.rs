@@ -68,7 +68,7 @@ use farbus_io_linux::sys::descriptors;
 
 pub use interruption::end_by;
 pub use log_limit::LogLimit;
-pub use output::{CommandFailure, report};
+pub use output::{CommandFailure, is_styled, report};
 use started::{StartedLine, StartedVerb};
 
 /// Any machine's devices on any other machine, as if they were plugged in there.

@@ -17,15 +17,12 @@ fn main() -> ExitCode {
         inherited::close();
     }
     let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
-    // https://no-color.org: any value but the empty one.
-    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let styled = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         // The message about a failed log line would go to the same full disk, and panic: drop the line instead.
         .log_internal_errors(false)
-        .with_ansi(styled)
+        .with_ansi(command::is_styled(&std::io::stderr()))
         .with_target(false)
         .without_time()
         .finish()

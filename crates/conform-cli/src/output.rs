@@ -24,7 +24,7 @@ pub fn report(failure: &CommandFailure, as_json: bool) -> ExitCode {
 /// The least width that a terminal can have.
 const COLUMNS_MIN: u16 = 40;
 
-/// A table without lines; headings are bold on a terminal.
+/// A table without lines; headings are bold where [`is_styled`].
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
@@ -32,12 +32,18 @@ pub fn table(headings: &[&str]) -> Table {
     if table.width().is_some_and(|columns| columns < COLUMNS_MIN) {
         table.set_content_arrangement(ContentArrangement::Disabled);
     }
-    let styled = io::stdout().is_terminal();
+    let styled = is_styled(&io::stdout());
     table.set_header(headings.iter().map(|heading| {
         let cell = Cell::new(heading);
         if styled { cell.add_attribute(Style::Bold) } else { cell }
     }));
     table
+}
+
+/// Whether what is written to this stream may have colours and bold letters: it is a terminal, and its user did not set
+/// `NO_COLOR` (<https://no-color.org>: any value but the empty one).
+fn is_styled(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Prints a table without the space that each line begins and ends with.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::{self, DirBuilder};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::super::CommandFailure;
 use super::super::interruption::InterruptFlag;
-use super::super::output::{print_json, say};
+use super::super::output::{is_styled, print_json, say};
 
 /// Reports progress to the user, and tells the steps whether to continue.
 pub struct DemoReporter {
@@ -52,7 +52,7 @@ impl DemoReporter {
         }
         let interruption = InterruptFlag::new()?;
         let spinner = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
-        let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let is_styled = is_styled(&io::stdout());
         Ok(Self {
             began: Instant::now(),
             interruption,
