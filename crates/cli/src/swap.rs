@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::broker::BrokerPolicy;
-use farbus::broker::confined::start_broker;
+use farbus::broker::confined::start_broker_for_another;
 use farbus::devices::identities::exchanging::IdentityExchange;
 use farbus::devices::identities::shared_now::{SharedNow, shared_now};
 use farbus::devices::identities::{OnMedium, moving_with, settle};
@@ -612,7 +612,7 @@ fn passage_to(target: &DeviceTarget) -> Result<(OwnedFd, Option<Box<Peer>>), Com
     let known = KnownHost::find(&target.address).map_err(|error| CommandFailure::from(ClientError::from(error)))?;
     let peer = known.map(|known| Box::new(known.peer().clone()));
     let policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
-    Ok((start_broker(&policy)?.into_descriptor(), peer))
+    Ok((start_broker_for_another(&policy)?, peer))
 }
 
 /// Creates a sparse file unless the file exists; returns whether it did.

@@ -48,12 +48,15 @@ pub struct Outcome {
 /// ever.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long a process that outlives a command that ended by itself may keep its output: a broker cleans up for 5 s.
+const OUTPUT_CLOSED_WITHIN: Duration = Duration::from_secs(20);
+
 /// A process that runs until it is ended. Dropping it kills it.
 pub struct Running {
     child: Child,
     lines: Receiver<String>,
     log: Arc<Mutex<String>>,
-    reader: Option<thread::JoinHandle<()>>,
+    readers: [thread::JoinHandle<()>; 2],
 }
 
 /// A running `farbus share`.
@@ -160,11 +163,15 @@ impl Drop for Harness {
     }
 }
 
-/// Runs a command, which has to end within this time.
+/// Runs a command, which has to end within this time, and no process that it leaves behind may keep its output open:
+/// `x=$(farbus … 2>&1)` would wait for that one.
 pub fn finish(command: Command, within: Duration) -> Outcome {
+    let shown = format!("{command:?}");
     let mut process = Running::start(command);
     let code = process.wait_for_end(within);
-    let stdout: Vec<_> = process.lines.iter().collect();
+    let is_closed = process.waits_for_closed_output(OUTPUT_CLOSED_WITHIN);
+    assert!(is_closed, "{shown} has ended, and another process keeps its output open\n{}", process.log());
+    let stdout: Vec<_> = process.lines.try_iter().collect();
     Outcome { code, stdout: stdout.join("\n"), stderr: process.log() }
 }
 
@@ -174,7 +181,10 @@ impl Running {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (to_us, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| to_us.send(line)));
+        let output = thread::spawn(move || {
+            // Lines that nobody reads any more are read all the same: only the end of all of them is the end.
+            stdout.lines().map_while(Result::ok).for_each(|line| drop(to_us.send(line)));
+        });
         let log = Arc::<Mutex<String>>::default();
         let for_thread = Arc::clone(&log);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -185,7 +195,7 @@ impl Running {
                 line.clear();
             }
         });
-        Self { child, lines, log, reader: Some(reader) }
+        Self { child, lines, log, readers: [output, reader] }
     }
 
     /// The next line of its output that contains `part`.
@@ -256,14 +266,17 @@ impl Running {
         self.child.wait().unwrap();
     }
 
-    /// Waits until the process's last output is in the log.
-    fn hear_out(&mut self, until: Instant) {
-        if let Some(reader) = self.reader.take() {
+    /// Waits until no process has its standard output or error any more. Returns false if one still has after `within`.
+    pub fn waits_for_closed_output(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        let mut readers = self.readers.iter();
+        readers.all(|reader| {
             while !reader.is_finished() && Instant::now() < until {
                 // waits: between two looks for an event
                 thread::sleep(Duration::from_millis(1));
             }
-        }
+            reader.is_finished()
+        })
     }
 
     /// Its exit code; `None` when a signal ended it.
@@ -271,7 +284,7 @@ impl Running {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                self.hear_out(Instant::now() + LAST_WORDS);
+                self.waits_for_closed_output(LAST_WORDS);
                 return status.code();
             }
             assert!(started.elapsed() < within, "it did not end within {within:?}\n{}", self.log());

@@ -68,6 +68,7 @@ mod nbd_migrate;
 mod network;
 mod next_steps;
 mod observe;
+mod output;
 mod own_files;
 mod own_network;
 mod owner;

@@ -1,5 +1,8 @@
 //! Drops the rights of a process before it reads the first byte from the network.
 
+use std::io;
+use std::os::fd::OwnedFd;
+
 use farbus_control::failure::CommandFailure;
 use farbus_io_linux::sys::confine::{ConfinementNeeds, confine};
 use farbus_io_linux::sys::writeback::WritebackProtection;
@@ -13,8 +16,19 @@ use super::{BrokerClient, BrokerPolicy};
 /// # Errors
 /// The system cannot start another process.
 pub fn start_broker(broker_policy: &BrokerPolicy) -> Result<BrokerClient, CommandFailure> {
-    BrokerClient::start(broker_policy)
-        .map_err(|error| CommandFailure::local(format!("cannot start a second half: {error}")))
+    BrokerClient::start(broker_policy).map_err(not_started)
+}
+
+/// Starts a broker that serves another process; returns the passage to it ([`BrokerClient::start_for_another`]).
+///
+/// # Errors
+/// The system cannot start another process.
+pub fn start_broker_for_another(broker_policy: &BrokerPolicy) -> Result<OwnedFd, CommandFailure> {
+    BrokerClient::start_for_another(broker_policy).map_err(not_started)
+}
+
+fn not_started(error: io::Error) -> CommandFailure {
+    CommandFailure::local(format!("cannot start a second half: {error}"))
 }
 
 /// Drops all rights of this process except `needs`. Call it before the process has a second thread.

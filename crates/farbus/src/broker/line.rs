@@ -140,36 +140,39 @@ fn converse(passage: &MessageSocket, question: &[u8], fd: Option<BorrowedFd<'_>>
     passage.receive()?.ok_or_else(ended)
 }
 
+/// Starts a broker that writes its log to `log`. Returns the process and the passage to it.
+fn spawn(broker_policy: &BrokerPolicy, log: Stdio) -> io::Result<(Child, MessageSocket)> {
+    let (passage, theirs) = MessageSocket::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    // Paths in the policy may be relative to the working directory.
+    command.arg("broker").stdin(theirs).stdout(Stdio::null()).stderr(log);
+    let child = command.spawn()?;
+    passage.send(&to_json(broker_policy)?, None)?;
+    Ok((child, passage))
+}
+
 impl BrokerClient {
     /// Starts the broker: this program once more, with the argument `broker` and all its rights.
     ///
     /// # Errors
     /// The system cannot start another process.
     pub fn start(broker_policy: &BrokerPolicy) -> io::Result<Self> {
-        let (passage, theirs) = MessageSocket::pair()?;
-        let mut command = Command::new("/proc/self/exe");
-        // Paths in the policy may be relative to the working directory.
-        command.arg("broker").stdin(theirs).stdout(Stdio::null());
-        let duplicate = passage.duplicate()?;
-        let child = command.spawn()?;
-        *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((child, duplicate));
-        passage.send(&to_json(broker_policy)?, None)?;
+        let (child, passage) = spawn(broker_policy, Stdio::inherit())?;
+        *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((child, passage.duplicate()?));
         Ok(Self::over(passage, (getuid().as_raw(), getgid().as_raw())))
+    }
+
+    /// Starts a broker for another process, which it serves until that process ends. It outlives this process, so it
+    /// has none of its descriptors: a shell that reads all that this process prints sees the end of it.
+    ///
+    /// # Errors
+    /// As [`BrokerClient::start`].
+    pub fn start_for_another(broker_policy: &BrokerPolicy) -> io::Result<OwnedFd> {
+        spawn(broker_policy, Stdio::null()).map(|(_, passage)| passage.into_descriptor())
     }
 
     fn over(passage: MessageSocket, owner: (u32, u32)) -> Self {
         Self { way: BrokerTransport::One(Mutex::new(passage)), owner }
-    }
-
-    /// The passage to a broker, for another process, which that broker then serves until that process ends.
-    pub fn into_descriptor(self) -> OwnedFd {
-        pass_on();
-        match self.way {
-            BrokerTransport::One(passage) => {
-                passage.into_inner().unwrap_or_else(PoisonError::into_inner).into_descriptor()
-            }
-            BrokerTransport::Several(lines) => lines.first.into_descriptor(),
-        }
     }
 
     /// A duplicate of the passage, for a replacement process, which uses it once this process uses it no more.
