@@ -387,6 +387,54 @@ fn a_transfer_that_waits_ends_by_its_time_or_a_signal() {
 }
 
 #[test]
+fn device_that_answers_neither_a_cancel_nor_a_command_keeps_a_program_five_seconds_at_most() {
+    let (mut program, open) = Program::configured(Manners { answers_control_late: true, ..LATE });
+    let (urb, if_signalled, limit) = (BASE + 0x1000, Duration::from_secs(1), Duration::from_secs(5));
+    let ends_at = |program: &mut Program<Scripted>, limit: Duration| {
+        let at = program.now + limit;
+        assert_eq!(program.node.poll_timeout(), Some(at));
+        program.node.handle_timeout(program.now + (limit - Duration::from_nanos(1)));
+        program.collect();
+        assert!(program.answers.is_empty(), "not before its time");
+        program.node.handle_timeout(at);
+        program.collect();
+        assert_eq!(program.node.poll_timeout(), None);
+    };
+    assert_eq!(program.submit_bulk(open, urb, BULK_IN, 0), Ok(0));
+    let discard = program.say(open, UsbfsIoctl::DiscardUrb, urb);
+    ends_at(&mut program, limit);
+    assert_eq!((program.answers.remove(&discard), program.reap(open)), (Some(Ok(0)), Ok((urb, -2, 0))));
+    assert!(program.node.bytes() > 0, "the device has its memory still");
+    assert!(program.device_lets_go());
+    assert!(program.answers.is_empty() && program.reap(open) == Err(UsbfsError::NotYet), "its late answer is dropped");
+    assert_eq!(program.node.bytes(), 0);
+
+    // A signal makes it sooner.
+    assert_eq!(program.submit_bulk(open, urb, BULK_IN, 0), Ok(0));
+    let discard = program.say(open, UsbfsIoctl::DiscardUrb, urb);
+    program.node.handle_interrupt(program.now, discard);
+    ends_at(&mut program, if_signalled);
+    assert_eq!((program.answers.remove(&discard), program.reap(open)), (Some(Ok(0)), Ok((urb, -2, 0))));
+
+    program.put(BASE, &u32::from(BULK_IN).to_le_bytes());
+    let halt = program.say(open, UsbfsIoctl::ClearHalt, BASE);
+    ends_at(&mut program, limit);
+    assert_eq!(program.answers.remove(&halt), Some(Err(UsbfsError::TimedOut)));
+
+    let numbers = [u32::from(INTERRUPT_IN), 32, 250, 0].map(u32::to_le_bytes).concat();
+    program.put(BASE, &[numbers, (BASE + 0x400).to_le_bytes().to_vec()].concat());
+    let timed = program.say(open, UsbfsIoctl::Bulk, BASE);
+    program.now = program.now + Duration::from_millis(250);
+    program.node.handle_timeout(program.now);
+    ends_at(&mut program, limit);
+    assert_eq!(program.answers.remove(&timed), Some(Err(UsbfsError::TimedOut)));
+    assert_eq!(program.node.given_up(), 4);
+    program.unplug();
+    program.node.close(program.now, open);
+    assert_eq!(program.node.bytes(), 0);
+}
+
+#[test]
 fn isochronous_packets_lie_at_their_places_and_have_results_of_their_own() {
     let (mut program, open) = Program::configured(LATE);
     let (urb, data) = (BASE + 0x1000, BASE + 0x4000);

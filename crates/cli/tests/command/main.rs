@@ -119,6 +119,7 @@ mod sessions;
 mod share_by_daemon;
 mod share_usb_by_daemon;
 mod siege;
+mod silent;
 mod sleep;
 mod socket_access;
 mod sockets;

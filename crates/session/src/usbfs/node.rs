@@ -1,11 +1,12 @@
 //! The node of one device: what each command does.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use farbus_model::limits::{URB_BYTES_MAX, USBFS_DEVICE_BYTES_MAX};
 use farbus_model::{
     BufferPool, CompletionQueue, ConfigurationSelection, Device, EpAddr, Instant, Payload, ReadinessSource,
-    SetupPacket, TransferDirection, Urb, UrbId, UrbStatus, UsbSpeed,
+    SetupPacket, TransferDirection, Urb, UrbCompletion, UrbId, UrbStatus, UsbSpeed,
 };
 use farbus_wire::usbfs::{
     ConnectInfo, ConnectInfoEx, DisconnectClaim, DriverIoctl, SetInterface, UrbFlag, UrbHead, UrbKind,
@@ -22,6 +23,11 @@ use super::transfer::{ProgramUrb, SynchronousTransfer, read_data};
 const POOL_BYTES_MAX: usize = 4 << 20;
 /// Most streams of an endpoint (USB 3.2 §8.12.1.4.2).
 const STREAMS_MAX: u32 = 65_533;
+/// How long a device may take for a request of a command (`USB_CTRL_SET_TIMEOUT`), and for the end of one that was
+/// cancelled. After that the program has its answer without the device's, so that no peer keeps it.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long it may take when the program that waits has got a signal: a far device has answered by then.
+const INTERRUPTED_TIME_MAX: Duration = Duration::from_secs(1);
 /// The driver of an interface that a program has claimed.
 const DRIVER: &str = "usbfs";
 
@@ -57,7 +63,7 @@ enum PendingRequest {
     Urb(ProgramUrb),
     Waiting(SynchronousTransfer),
     Steps(ControlSequence),
-    /// Its open was closed.
+    /// Its open was closed, or it was given up. It holds so many bytes until the device answers.
     Forgotten(u64),
 }
 
@@ -80,6 +86,10 @@ pub struct UsbfsNode<D> {
     claims: InterfaceClaims,
     /// In the order of their submission.
     pending: BTreeMap<UrbId, (OpenId, PendingRequest)>,
+    /// When requests are given up that were cancelled or that a command sends.
+    limits: BTreeMap<UrbId, Instant>,
+    /// How many were given up.
+    given_up: u64,
     numbers: u64,
     bytes: u64,
     bytes_max: u64,
@@ -99,6 +109,8 @@ impl<D: Device> UsbfsNode<D> {
             opens: BTreeMap::new(),
             claims: InterfaceClaims::default(),
             pending: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            given_up: 0,
             numbers: 0,
             bytes: 0,
             bytes_max: USBFS_DEVICE_BYTES_MAX,
@@ -164,7 +176,8 @@ impl<D: Device> UsbfsNode<D> {
                 let bytes = match pending {
                     PendingRequest::Urb(submitted) => submitted.bytes(),
                     PendingRequest::Waiting(waiting) => waiting.bytes,
-                    PendingRequest::Steps(_) | PendingRequest::Forgotten(_) => 0,
+                    PendingRequest::Steps(_) => 0,
+                    PendingRequest::Forgotten(bytes) => *bytes,
                 };
                 *pending = PendingRequest::Forgotten(bytes);
                 self.device.cancel(now, id, &mut self.done);
@@ -240,7 +253,18 @@ impl<D: Device> UsbfsNode<D> {
             });
         }
         self.cancel_waiting(now, UsbfsError::Interrupted, |waiting| waiting.id == id);
+        let sooner = now + INTERRUPTED_TIME_MAX;
+        for (urb, limit) in &mut self.limits {
+            if self.pending.get(urb).is_some_and(|(_, pending)| pending.keeps(id)) {
+                *limit = sooner.min(*limit);
+            }
+        }
         self.settle(now);
+    }
+
+    /// How many requests the device did not answer in time, so that its programs no longer wait for them.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     /// After the last command of a turn: the device sends what it was given.
@@ -266,7 +290,7 @@ impl<D: Device> UsbfsNode<D> {
             PendingRequest::Waiting(waiting) if waiting.cancelled.is_none() => waiting.deadline,
             _ => None,
         });
-        waiting.chain(self.device.poll_timeout()).min()
+        waiting.chain(self.limits.values().copied()).chain(self.device.poll_timeout()).min()
     }
 
     /// That moment has come.
@@ -277,6 +301,38 @@ impl<D: Device> UsbfsNode<D> {
         self.cancel_waiting(now, UsbfsError::TimedOut, |waiting| {
             waiting.deadline.is_some_and(|deadline| deadline <= now)
         });
+        self.settle(now);
+        let late: Vec<UrbId> = self.limits.iter().filter(|(_, limit)| **limit <= now).map(|(id, _)| *id).collect();
+        late.into_iter().for_each(|id| self.give_up(now, id));
+    }
+
+    /// Cancels a request, whose end is waited for until its limit.
+    fn cancel(&mut self, now: Instant, id: UrbId) {
+        self.limits.entry(id).or_insert(now + ANSWER_TIME_MAX);
+        self.device.cancel(now, id, &mut self.done);
+    }
+
+    /// Ends a request for its program as if the device had answered. If it still does, that is dropped.
+    fn give_up(&mut self, now: Instant, id: UrbId) {
+        self.limits.remove(&id);
+        let Some((open, pending)) = self.pending.remove(&id) else { return };
+        let (bytes, status) = match &pending {
+            PendingRequest::Urb(submitted) => (submitted.bytes(), UrbStatus::Cancelled),
+            PendingRequest::Waiting(waiting) => (waiting.bytes, UrbStatus::Cancelled),
+            PendingRequest::Steps(_) => (0, UrbStatus::TimedOut),
+            PendingRequest::Forgotten(_) => {
+                self.pending.insert(id, (open, pending));
+                return;
+            }
+        };
+        self.given_up += 1;
+        // The device holds its memory as well as the program, until both are done with it.
+        self.bytes += bytes;
+        self.pending.insert(id, (open, PendingRequest::Forgotten(bytes)));
+        if status == UrbStatus::TimedOut {
+            self.device.cancel(now, id, &mut self.done);
+        }
+        self.finish(now, open, pending, Urb::data_in(id, EpAddr::CONTROL, 0).launch().fail(status));
         self.settle(now);
     }
 
@@ -291,7 +347,7 @@ impl<D: Device> UsbfsNode<D> {
                 ids.push(*id);
             }
         }
-        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+        ids.into_iter().for_each(|id| self.cancel(now, id));
     }
 
     fn carry_out(
@@ -526,7 +582,7 @@ impl<D: Device> UsbfsNode<D> {
             }
             _ => None,
         });
-        self.device.cancel(now, found.ok_or(UsbfsError::Invalid)?, &mut self.done);
+        self.cancel(now, found.ok_or(UsbfsError::Invalid)?);
         Ok(UsbfsOutcome::Later)
     }
 
@@ -556,7 +612,7 @@ impl<D: Device> UsbfsNode<D> {
                 ids.push(*id);
             }
         }
-        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+        ids.into_iter().for_each(|id| self.cancel(now, id));
     }
 
     fn endpoint_of(&mut self, open: OpenId, number: u32) -> Result<EpAddr, UsbfsError> {
@@ -714,39 +770,47 @@ impl<D: Device> UsbfsNode<D> {
     fn start(&mut self, now: Instant, open: OpenId, mut steps: ControlSequence) -> Result<UsbfsOutcome, UsbfsError> {
         let Some(setup) = steps.left.pop_front() else { return DONE };
         self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), PendingRequest::Steps(steps));
+        self.limits.insert(UrbId(self.numbers), now + ANSWER_TIME_MAX);
         Ok(UsbfsOutcome::Later)
     }
 
     /// Passes on everything that has ended.
     fn settle(&mut self, now: Instant) {
         while let Some(done) = self.done.pop() {
-            let Some((open, pending)) = self.pending.remove(&done.id) else { continue };
-            match pending {
-                PendingRequest::Urb(mut submitted) => {
-                    if let Some(id) = submitted.discard.take() {
-                        self.answers.push_back(UsbfsAnswer { id, result: Ok(0), writes: Vec::new() });
-                    }
-                    let status = submitted.status(&done);
-                    let bulk = submitted.bulk.filter(|_| !matches!(status, UrbStatus::Ok | UrbStatus::Cancelled));
-                    if let Some(bulk) = bulk {
-                        self.fail_continued(now, open, bulk);
-                    }
-                    let Some(opened) = self.opens.get_mut(&open) else { continue };
-                    if let Some((answer, bytes)) = opened.finish(submitted.finish(done)) {
-                        self.bytes -= bytes;
-                        self.answers.push_back(answer);
-                    }
-                }
-                PendingRequest::Waiting(waiting) => {
-                    self.bytes -= waiting.bytes;
-                    self.answers.push_back(waiting.finish(done));
-                }
-                PendingRequest::Steps(steps) => self.go_on(now, open, steps, done.status),
-                PendingRequest::Forgotten(bytes) => self.bytes -= bytes,
+            self.limits.remove(&done.id);
+            if let Some((open, pending)) = self.pending.remove(&done.id) {
+                self.finish(now, open, pending, done);
             }
         }
         if self.device.is_gone() && !self.is_gone {
             self.note_gone();
+        }
+    }
+
+    /// A request has ended: its program hears of it.
+    fn finish(&mut self, now: Instant, open: OpenId, pending: PendingRequest, done: UrbCompletion) {
+        match pending {
+            PendingRequest::Urb(mut submitted) => {
+                if let Some(id) = submitted.discard.take() {
+                    self.answers.push_back(UsbfsAnswer { id, result: Ok(0), writes: Vec::new() });
+                }
+                let status = submitted.status(&done);
+                let bulk = submitted.bulk.filter(|_| !matches!(status, UrbStatus::Ok | UrbStatus::Cancelled));
+                if let Some(bulk) = bulk {
+                    self.fail_continued(now, open, bulk);
+                }
+                let Some(opened) = self.opens.get_mut(&open) else { return };
+                if let Some((answer, bytes)) = opened.finish(submitted.finish(done)) {
+                    self.bytes -= bytes;
+                    self.answers.push_back(answer);
+                }
+            }
+            PendingRequest::Waiting(waiting) => {
+                self.bytes -= waiting.bytes;
+                self.answers.push_back(waiting.finish(done));
+            }
+            PendingRequest::Steps(steps) => self.go_on(now, open, steps, done.status),
+            PendingRequest::Forgotten(bytes) => self.bytes -= bytes,
         }
     }
 
@@ -769,7 +833,7 @@ impl<D: Device> UsbfsNode<D> {
         if !has_new && let Some(opened) = self.opens.get_mut(&open) {
             opened.failed_bulk |= 1 << bulk;
         }
-        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+        ids.into_iter().for_each(|id| self.cancel(now, id));
     }
 
     fn go_on(&mut self, now: Instant, open: OpenId, steps: ControlSequence, status: UrbStatus) {
@@ -777,6 +841,7 @@ impl<D: Device> UsbfsNode<D> {
         let failure = match status {
             UrbStatus::Stall if steps.may_stall => None,
             UrbStatus::Gone => Some(UsbfsError::Gone),
+            UrbStatus::TimedOut => Some(UsbfsError::TimedOut),
             status => UsbfsError::of(status),
         };
         let result = match failure {
@@ -807,6 +872,18 @@ impl<D: Device> UsbfsNode<D> {
             result: Err(UsbfsError::Gone),
             writes: Vec::new(),
         }));
+    }
+}
+
+impl PendingRequest {
+    /// Whether the command with this id waits for its end.
+    fn keeps(&self, id: CallId) -> bool {
+        match self {
+            PendingRequest::Urb(submitted) => submitted.discard == Some(id),
+            PendingRequest::Waiting(waiting) => waiting.id == id,
+            PendingRequest::Steps(steps) => steps.id == id,
+            PendingRequest::Forgotten(_) => false,
+        }
     }
 }
 

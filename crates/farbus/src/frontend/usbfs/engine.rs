@@ -5,6 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use farbus_io_linux::frontend::tree::{RequestId, TreeOperation, TreeRequest, TreeServer};
 use farbus_io_linux::sys::process_memory;
@@ -18,6 +21,7 @@ use farbus_session::usbfs::{
 use tracing::{debug, warn};
 
 use super::bus::{DeviceNumberAllocator, FarDeviceSource, members};
+use super::error::RunError;
 use super::events::HotplugAnnouncer;
 use super::follow::CallerAffinity;
 use super::polls::PendingPolls;
@@ -32,6 +36,9 @@ const NOT_THERE: u16 = 2;
 const NOT_ALLOWED: u16 = 13;
 const IS_FOLDER: u16 = 21;
 const NOT_OPEN: u16 = 9;
+
+/// How long a device that did not answer in time is waited for when it is given back.
+const SILENT_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// A program that waits for the answer to a command.
 struct CommandCaller {
@@ -77,15 +84,32 @@ impl UsbfsEngine {
     /// Serves devices, which get their first configuration as a kernel would give it to them.
     ///
     /// # Errors
-    /// The system's error; a device does not take its configuration.
+    /// The system's error; a device does not take its configuration, or does not answer.
     pub fn new(
         server: OwnedFd,
         wake: Arc<ThreadWaker>,
         events: Option<HotplugAnnouncer>,
         tree: SysfsTree,
         devices: Vec<(SwapUsb, Arc<FarDeviceSource>)>,
+    ) -> Result<Self, RunError> {
+        let mut engine = Self::empty(server, wake, events, tree).map_err(RunError::local)?;
+        for (location, member) in members(devices, &mut engine.numbers).map_err(RunError::local)? {
+            let source = member.source();
+            let configured = TreeDevice::new(location, member);
+            let served = configured.map_err(|error| RunError::of_device(source.as_deref(), &error))?;
+            engine.insert(served).map_err(RunError::local)?;
+        }
+        engine.show();
+        Ok(engine)
+    }
+
+    fn empty(
+        server: OwnedFd,
+        wake: Arc<ThreadWaker>,
+        events: Option<HotplugAnnouncer>,
+        tree: SysfsTree,
     ) -> io::Result<Self> {
-        let mut engine = Self {
+        let engine = Self {
             server: TreeServer::new(server)?,
             tree,
             devices: BTreeMap::new(),
@@ -103,10 +127,6 @@ impl UsbfsEngine {
         };
         engine.all.watch(engine.server.as_fd(), false)?;
         engine.all.watch(engine.wake.as_fd(), false)?;
-        for (location, member) in members(devices, &mut engine.numbers)? {
-            engine.insert(TreeDevice::new(location, member)?)?;
-        }
-        engine.show();
         Ok(engine)
     }
 
@@ -209,16 +229,29 @@ impl UsbfsEngine {
         Ok(())
     }
 
-    /// The program has ended: what it held is free.
+    /// The program has ended: what it held is free. Gives all devices back at once. One that did not answer before is
+    /// not waited for long: its exporter has been told by then, if anything reaches it.
     fn close(&mut self) {
         for (device, open) in std::mem::take(&mut self.opened).into_values() {
             if let Some(one) = self.devices.get_mut(&device) {
                 one.node.close(one.clock.now(), open);
             }
         }
-        for one in self.devices.values_mut() {
-            let now = one.clock.now();
-            one.node.with_device(now, |member, done| member.close(now, done));
+        let returning = std::mem::take(&mut self.devices).into_values().map(|mut one| {
+            let is_silent = one.node.given_up() > 0;
+            let (to, returned) = channel();
+            thread::spawn(move || {
+                one.give_back();
+                drop(one);
+                // This process may have ended.
+                let _ = to.send(());
+            });
+            (is_silent, returned)
+        });
+        for (is_silent, returned) in returning.collect::<Vec<_>>() {
+            // A thread that ends without a word has failed, and is not waited for.
+            let _ =
+                if is_silent { returned.recv_timeout(SILENT_TIME_MAX) } else { returned.recv().map_err(Into::into) };
         }
     }
 
@@ -416,6 +449,11 @@ impl UsbfsEngine {
                 Err(refusal) => -i32::from(refusal.number()),
             };
             self.server.ioctl(RequestId(id.0), number);
+        }
+        if one.has_begun_to_be_silent() {
+            let source = one.node.device().source();
+            let device = source.map(|source| source.to_string()).unwrap_or_default();
+            warn!(device, "a request was not answered for 5 s: the program has it as cancelled, or as timed out");
         }
         while let Some(open) = one.node.poll_change() {
             self.polls.change(&self.server, (device, open), one.node.events(open));

@@ -1,9 +1,11 @@
 //! Why a program did not run.
 
 use std::fmt;
+use std::io;
 
 use farbus_control::failure::FailureKind;
 
+use super::bus::FarDeviceSource;
 use crate::importer::client::ClientError;
 
 /// Why a program did not run.
@@ -30,6 +32,17 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// A device of another host that could not be had ready; one of this machine without a source.
+    pub(super) fn of_device(source: Option<&FarDeviceSource>, error: &io::Error) -> Self {
+        match source {
+            Some(source) => {
+                let (target, what) = (source.target().clone(), error.to_string());
+                RunError::Device(Box::new(ClientError::Device { target, what }))
+            }
+            None => Self::local(error),
+        }
+    }
+
     /// Something of this machine.
     pub fn local(error: impl fmt::Display) -> Self {
         RunError::Local(error.to_string())

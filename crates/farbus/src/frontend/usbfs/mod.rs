@@ -18,6 +18,7 @@
 //! | `bus.rs` | where the devices are: buses and their root hubs |
 //! | `tree.rs` | the tree of files |
 //! | `served.rs` | one device of the tree |
+//! | `slow_start.rs` | says what is waited for before the program begins |
 //! | `search.rs` | a device that is gone, until it is there again |
 //! | `events.rs` | tells programs what comes and goes |
 //! | `named.rs` | a run that others join |
@@ -39,6 +40,7 @@ mod polls;
 mod program;
 mod search;
 mod served;
+mod slow_start;
 mod start;
 mod tree;
 

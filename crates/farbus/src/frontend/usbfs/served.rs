@@ -9,6 +9,7 @@ use farbus_session::usbfs::{
 };
 
 use super::bus::BusMember;
+use super::slow_start::SlowStart;
 
 /// A device with its opens, and what the tree shows of it.
 pub struct TreeDevice {
@@ -16,6 +17,8 @@ pub struct TreeDevice {
     pub clock: BoottimeClock,
     /// It was removed from the tree.
     was_gone: bool,
+    /// It did not answer in time, and that was logged.
+    was_silent: bool,
     /// The selection that the tree shows.
     shown: ConfigurationSelection,
     /// What is waited for: that of the device, or of its twin since it was exchanged.
@@ -33,23 +36,51 @@ impl ProgramMemory for CommandArgument {
 }
 
 impl TreeDevice {
-    /// A device at a place, with its first configuration, as a kernel gives it one. Waits until the device has it.
+    /// A device at a place, with its first configuration, as a kernel gives it one. Waits until the device has it, for
+    /// 5 s at most.
     ///
     /// # Errors
     /// The device does not take it.
     pub fn new(location: UsbBusLocation, member: BusMember) -> io::Result<Self> {
         let (clock, node) = (member.clock(), UsbfsNode::new(member, location));
-        let mut served = Self { node, clock, was_gone: false, shown: ConfigurationSelection::default(), watched: None };
+        let mut served = Self {
+            node,
+            clock,
+            was_gone: false,
+            was_silent: false,
+            shown: ConfigurationSelection::default(),
+            watched: None,
+        };
+        let _slow = served.node.device().source().map(|source| SlowStart::of(format!("{source}: SET_CONFIGURATION")));
         served.configure()?;
         Ok(served)
+    }
+
+    /// Gives it back to its host, which may take a moment.
+    pub fn give_back(&mut self) {
+        let now = self.clock.now();
+        self.node.with_device(now, |member, done| member.close(now, done));
+    }
+
+    /// Whether it did not answer in time for the first time.
+    pub fn has_begun_to_be_silent(&mut self) -> bool {
+        let is_silent = self.node.given_up() > 0;
+        !std::mem::replace(&mut self.was_silent, is_silent) && is_silent
     }
 
     /// Selects the first configuration, and waits until the device has it.
     fn configure(&mut self) -> io::Result<()> {
         let first = self.node.device().descriptors().configurations.first();
         let Some(value) = first.map(|configuration| configuration.value) else { return Ok(()) };
-        let refused = |refusal: UsbfsError| {
-            io::Error::other(format!("the device does not take its configuration (error number {})", refusal.number()))
+        let refused = |refusal: UsbfsError| match refusal {
+            UsbfsError::TimedOut => io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the device has not answered SET_CONFIGURATION for 5 s\n  unplug it there, plug it in again, and try again",
+            ),
+            refusal => {
+                let number = refusal.number();
+                io::Error::other(format!("the device does not take its configuration (error number {number})"))
+            }
         };
         let open = self.node.open(true).map_err(refused)?;
         let own = CallId(0);

@@ -25,6 +25,7 @@ use super::error::RunError;
 use super::events::EventSource;
 use super::named::NamedRunListener;
 use super::program;
+use super::slow_start::SlowStart;
 use super::tree::SysfsTree;
 use crate::common::child_program::{MEANT_SIGNALS, NOT_FOUND, NOT_RUN, exit_code_of, passed_on};
 use crate::common::stop_signal::StopSignal;
@@ -80,7 +81,10 @@ pub fn run(
     let stop = StopSignal::new().map_err(local)?;
     let wake = stop.shared_wake();
     let sources: Vec<Arc<FarDeviceSource>> = devices.into_iter().map(Arc::new).collect();
-    let open = |source: &Arc<FarDeviceSource>| Ok((source.open(&wake)?, Arc::clone(source)));
+    let open = |source: &Arc<FarDeviceSource>| {
+        let _slow = SlowStart::of(format!("{source}: its host, or the device's descriptors"));
+        Ok((source.open(&wake)?, Arc::clone(source)))
+    };
     let opened = loop {
         // Those that were opened are given back while another one is waited for.
         match sources.iter().map(open).collect::<Result<Vec<_>, ClientError>>() {
@@ -124,7 +128,7 @@ pub fn run(
         source.answer(listener.as_fd()).map_err(local)?;
     }
     let tree = SysfsTree::new(tree, options.with_local);
-    let engine = UsbfsEngine::new(server, stop.shared_wake(), events, tree, opened).map_err(local)?;
+    let engine = UsbfsEngine::new(server, stop.shared_wake(), events, tree, opened)?;
     let signal = stop.clone();
     let serving = thread::spawn(move || engine.serve(&signal));
     let kept =
