@@ -114,6 +114,67 @@ fn a_disk_of_another_machine_is_copied_both_ways() {
     assert!(fs::read(&image).unwrap() == original);
 }
 
+/// A client that reads no limit, at the export with this name, as the reference implementation's test client is
+/// (`NBD_OPT_EXPORT_NAME`, simple replies).
+struct SimpleClient(UnixStream);
+
+impl SimpleClient {
+    fn at(socket: &Path, export: &str) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        stream.write_all(b"IHAVEOPT\0\0\0\x01").unwrap();
+        stream.write_all(&[&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat()).unwrap();
+        stream.read_exact(&mut [0; 10]).unwrap();
+        Self(stream)
+    }
+
+    /// Carries out one command; returns the error of its reply.
+    fn ask(&mut self, command: u16, offset: u64, length: u32, data: &[u8]) -> u32 {
+        let head = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0], &command.to_be_bytes(), b"a cookie"];
+        let range = [&offset.to_be_bytes()[..], &length.to_be_bytes()];
+        self.0.write_all(&[head.concat(), range.concat()].concat()).unwrap();
+        self.0.write_all(data).unwrap();
+        let mut reply = [0; 16];
+        self.0.read_exact(&mut reply).unwrap();
+        assert_eq!((&reply[..4], &reply[8..]), (&0x6744_6698_u32.to_be_bytes()[..], &b"a cookie"[..]));
+        u32::from_be_bytes(reply[4..8].try_into().unwrap())
+    }
+}
+
+#[test]
+fn requests_of_50_mb_are_carried_out_at_the_export_with_the_devices_name() {
+    const LENGTH: u32 = 50_000_000;
+    let harness = Harness::new();
+    let image = harness.image("image", 64 * MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let target = share.target("disk");
+    let socket = harness.path("nbd.sock");
+    let at = socket.to_str().unwrap();
+    for (seed, grace) in [(1, "0"), (2, "10")] {
+        let words = ["attach", &target, "--via", "nbd", "--socket", at, "--grace", grace];
+        let mut attached = Running::start(harness.command(&words));
+        attached.wait_for_line("attached");
+        let written = noise(seed, LENGTH as usize);
+        let mut client = SimpleClient::at(&socket, "disk");
+        assert_eq!(client.ask(1, 4096, LENGTH, &written), 0);
+        assert_eq!(client.ask(0, 4096, LENGTH, &[]), 0);
+        let mut read = vec![0; LENGTH as usize];
+        client.0.read_exact(&mut read).unwrap();
+        assert!(read == written, "grace {grace}");
+        drop(client);
+        if have(&["nbdinfo"]) {
+            let uri = format!("nbd+unix:///?socket={at}");
+            let list: Value =
+                serde_json::from_str(&run(&harness, "nbdinfo", &["--json", "--list", &uri]).stdout).unwrap();
+            assert_eq!(list["exports"][0]["export-name"], "disk", "{list}");
+        }
+        attached.signal(Signal::INT);
+        assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+    }
+}
+
 /// A sparse image of a GiB, with a few MiB of data here and there.
 fn sparse_image(harness: &Harness) -> PathBuf {
     let image = harness.image("sparse", 1024 * MIB);

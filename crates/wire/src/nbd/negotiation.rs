@@ -13,7 +13,7 @@
 //! | more data than any option needs | `ERR_TOO_BIG`; what follows is skipped, not kept |
 
 use farbus_model::BlockInfo;
-use farbus_model::limits::NBD_REQUEST_BYTES_MAX;
+use farbus_model::limits::NBD_ANNOUNCED_BYTES_MAX;
 
 use super::export::NbdExportDescription;
 use super::message::{self, CONTEXT, CONTEXT_ID, NAME_BYTES_MAX, info, option, reply};
@@ -209,7 +209,7 @@ fn tell(
 fn block_sizes(info: &BlockInfo) -> Vec<u8> {
     let mut bytes = info::BLOCK_SIZE.to_be_bytes().to_vec();
     let preferred = info.preferred_bytes.max(512).max(info.block_bytes);
-    for size in [info.block_bytes, preferred, NBD_REQUEST_BYTES_MAX] {
+    for size in [info.block_bytes, preferred, NBD_ANNOUNCED_BYTES_MAX] {
         bytes.extend(size.to_be_bytes());
     }
     bytes

@@ -321,7 +321,7 @@ fn every_wrong_request_fails_with_its_own_code() {
     }
     let huge = BlockInfo { size_bytes: 1 << 40, ..INFO };
     let mut world = World::begun(INFO, true);
-    assert_eq!(fails_on(huge, 33 << 20), EINVAL, "longer than 32 MiB");
+    assert_eq!(fails_on(huge, 65 << 20), EINVAL, "longer than 64 MiB");
     world.bad_from = Some(0);
     let request = AwaitedRequest { command: READ, offset: 0, length: 512, is_whole: false };
     assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &request), Answer::Failed(EIO));

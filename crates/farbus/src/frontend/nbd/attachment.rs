@@ -136,7 +136,7 @@ fn taken_apart(disk: OpenedDisk, target: &DeviceTarget) -> (DiskFacts, NbdExport
         DiskConnection::Port(_) | DiskConnection::Device { .. } => None,
     };
     // Over the network, a request that writes zeros is not known to be faster than writing them.
-    let offer = NbdExport { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
+    let offer = NbdExport { name: target.device.clone(), description: target.to_string(), device, zeroes_fast: false };
     (disk, offer, clock, watched)
 }
 
