@@ -35,7 +35,7 @@ const LEASE_SPAN: Duration = Duration::from_secs(3600);
         farbus run --name lab lab3/board -- openocd -f board.cfg\n  \
         farbus run --join lab -- lsusb         beside it, with its devices\n\n\
         'farbus run --help' says what does not work inside.",
-    after_long_help = "The program is an ordinary program of yours: your files, your terminal, its exit code. It sees the devices below /sys/bus/usb and /dev/bus/usb, in place of those of this machine. Nobody else sees them, and nothing is left behind. The devices are given back when the program ends, also if it left others running.\n\n\
+    after_long_help = "The program is an ordinary program of yours: your files, your terminal, its exit code. It sees the devices below /sys/bus/usb and /dev/bus/usb, in place of those of this machine. Nobody else sees them, and nothing is left behind. When the program ends, what it left running is ended, and the devices are given back.\n\n\
         Inside, sudo and other setuid programs do not work. For devices that the kernel has to drive (serial ports, network, sound) use 'farbus attach --via kernel', for disks '--via fuse' or nbd, and for virtual machines '--via redir'.\n\n\
         Examples:\n  \
         farbus run lab3/board -- lsusb -v\n  \
@@ -59,9 +59,15 @@ pub struct RunArgs {
     /// It may use them as you may. It does not hear of those that come later, but sees them.
     #[arg(long)]
     with_local: bool,
+    /// Let processes go on that the program leaves running.
+    ///
+    /// Without this they are ended when it ends, with a line that names them: a server such as adb's would answer the
+    /// next program, without a device.
+    #[arg(long)]
+    keep_servers: bool,
     /// See what the program of this name sees, as long as it runs.
     #[arg(long, value_name = "NAME", value_parser = usbfs::name_from,
-        conflicts_with_all = ["devices", "name", "with_local", "grace", "links", "over", "module", "address", "wait", "lease", "follow"])]
+        conflicts_with_all = ["devices", "name", "with_local", "keep_servers", "grace", "links", "over", "module", "address", "wait", "lease", "follow"])]
     join: Option<String>,
     /// Another device in a device's port that the program gets.
     ///
@@ -99,6 +105,9 @@ pub struct ShellArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
     #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
     devices: Vec<DeviceTarget>,
+    /// Let processes go on that you leave running; otherwise they end with the shell.
+    #[arg(long)]
+    keep_servers: bool,
     #[command(flatten)]
     link: LinkArgs,
 }
@@ -110,6 +119,7 @@ pub fn shell(args: ShellArgs) -> Result<(), CommandFailure> {
         devices: args.devices,
         name: None,
         with_local: false,
+        keep_servers: args.keep_servers,
         join: None,
         wait: None,
         lease: None,
@@ -129,7 +139,8 @@ pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
         None => {
             let mut waiting = DeviceWait::new(args.wait);
             let sources = sources(args.devices, &args.link, &args.follow)?;
-            let options = usbfs::RunOptions { name: args.name, with_local: args.with_local };
+            let options =
+                usbfs::RunOptions { name: args.name, with_local: args.with_local, keeps_servers: args.keep_servers };
             usbfs::run(sources, &options, &args.program, &mut |error| {
                 let again_at = waiting.again_at(error, |line| eprintln!("farbus: {line}"));
                 again_at.inspect(|at| thread::sleep(at.saturating_duration_since(Instant::now()))).is_some()
@@ -137,14 +148,20 @@ pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
         }
     };
     match finished {
-        Ok(usbfs::RunOutcome { code, taken_away }) => match (taken_away.first(), code) {
-            (Some((target, report)), code) => {
-                let failure = over(target, report);
-                Err(CommandFailure::new(failure.attribute(), format!("{failure}; the program's exit code is {code}")))
+        Ok(usbfs::RunOutcome { code, taken_away, ended, remaining }) => {
+            report_left(&ended, &remaining);
+            match (taken_away.first(), code) {
+                (Some((target, report)), code) => {
+                    let failure = over(target, report);
+                    Err(CommandFailure::new(
+                        failure.attribute(),
+                        format!("{failure}; the program's exit code is {code}"),
+                    ))
+                }
+                (None, 0) => Ok(()),
+                (None, code) => end(code),
             }
-            (None, 0) => Ok(()),
-            (None, code) => end(code),
-        },
+        }
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
         Err(usbfs::RunError::Named { attribute, why }) => Err(CommandFailure::new(attribute, why)),
         Err(usbfs::RunError::Program { code, why }) => {
@@ -152,6 +169,19 @@ pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
             end(code)
         }
         Err(error @ usbfs::RunError::Local(_)) => Err(CommandFailure::local(error)),
+    }
+}
+
+/// Names what the program left running.
+fn report_left(ended: &[usbfs::RemainingProcess], remaining: &[usbfs::RemainingProcess]) {
+    let names = |all: &[usbfs::RemainingProcess]| {
+        all.iter().map(|process| format!("{} ({})", process.name, process.pid)).collect::<Vec<_>>().join(", ")
+    };
+    if !ended.is_empty() {
+        eprintln!("farbus: ended what the program left running: {}; --keep-servers keeps it", names(ended));
+    }
+    if !remaining.is_empty() {
+        eprintln!("farbus: left running, without its devices: {}; 'kill PID' ends it", names(remaining));
     }
 }
 

@@ -111,6 +111,7 @@ mod rights;
 mod routes;
 mod run;
 mod run_programs;
+mod run_servers;
 mod run_tools;
 mod runtime_folder;
 mod same_device;

@@ -68,6 +68,11 @@ impl EventSource {
         Ok((source, HotplugAnnouncer { sender: UeventSender::over(socket), count: 0 }))
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Has the process answer this listener, too.
     ///
     /// # Errors

@@ -18,6 +18,8 @@
 //! | `bus.rs` | where the devices are: buses and their root hubs |
 //! | `tree.rs` | the tree of files |
 //! | `served.rs` | one device of the tree |
+//! | `servers.rs` | servers that a program would ask instead of the devices |
+//! | `remaining.rs` | processes that the program leaves behind |
 //! | `slow_start.rs` | says what is waited for before the program begins |
 //! | `search.rs` | a device that is gone, until it is there again |
 //! | `events.rs` | tells programs what comes and goes |
@@ -38,8 +40,10 @@ mod inside;
 mod named;
 mod polls;
 mod program;
+mod remaining;
 mod search;
 mod served;
+mod servers;
 mod slow_start;
 mod start;
 mod tree;
@@ -49,4 +53,5 @@ pub use error::RunError;
 pub use events::{SOURCE_VERB, be_source};
 pub use inside::{ProgramProcessSetup, become_program};
 pub use named::{join, name_from};
+pub use remaining::RemainingProcess;
 pub use start::{INSIDE_VERB, RunOptions, RunOutcome, run};

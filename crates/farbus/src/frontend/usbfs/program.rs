@@ -12,8 +12,14 @@ use rustix::fs::{Access, access};
 
 /// Becomes the program. Returns only if that failed.
 pub fn become_it(program: &[OsString]) -> io::Error {
+    let mut command = Command::new(&program[0]);
     // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
-    Command::new(&program[0]).args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0").exec()
+    command.args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0");
+    // adb's own way asks the node for a device number, which a file has not; that by libusb does not.
+    if std::env::var_os("ADB_LIBUSB").is_none() {
+        command.env("ADB_LIBUSB", "1");
+    }
+    command.exec()
 }
 
 /// Refuses a program into which the kernel would let nobody look. A program that loses its rights inside is warned of.

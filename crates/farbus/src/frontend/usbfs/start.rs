@@ -12,11 +12,12 @@ use std::thread;
 use farbus_control::failure::FailureReport;
 use farbus_io_linux::sys::inherited;
 use farbus_io_net::sys::passing;
-use rustix::event::{PollFd, PollFlags, poll};
+use farbus_model::Device;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::bus::FarDeviceSource;
 use super::control;
@@ -25,14 +26,20 @@ use super::error::RunError;
 use super::events::EventSource;
 use super::named::NamedRunListener;
 use super::program;
+use super::remaining::{AdoptedProcesses, RemainingProcess};
+use super::servers;
 use super::slow_start::SlowStart;
 use super::tree::SysfsTree;
 use crate::common::child_program::{MEANT_SIGNALS, NOT_FOUND, NOT_RUN, exit_code_of, passed_on};
 use crate::common::stop_signal::StopSignal;
+use crate::frontend::usb_swap::SwapUsb;
 use crate::importer::client::{ClientError, DeviceTarget};
 
 /// The hidden verb of the process that becomes the program.
 pub const INSIDE_VERB: &str = "run-inside";
+
+/// How often processes are reaped whose parents have ended: until then they take a number each.
+const REAPED_EVERY: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 fn local(error: impl std::fmt::Display) -> RunError {
     RunError::local(error)
@@ -45,6 +52,10 @@ pub struct RunOutcome {
     pub code: u8,
     /// The devices that were taken away from it while it ran, and why.
     pub taken_away: Vec<(DeviceTarget, FailureReport)>,
+    /// What it left running and was ended.
+    pub ended: Vec<RemainingProcess>,
+    /// What it left running and still runs.
+    pub remaining: Vec<RemainingProcess>,
 }
 
 /// How a program is run.
@@ -54,6 +65,8 @@ pub struct RunOptions {
     pub name: Option<String>,
     /// It sees the machine's own USB devices, too.
     pub with_local: bool,
+    /// What it leaves running goes on.
+    pub keeps_servers: bool,
 }
 
 /// A name in `/sys/devices` that no tree has yet: a run inside another one has another.
@@ -92,6 +105,7 @@ pub fn run(
             opened => break opened.map_err(|error| RunError::Device(Box::new(error)))?,
         }
     };
+    opened.iter().for_each(|(device, source)| name_servers(device, source));
     let _control_socket = control::answer_for(sources.clone(), &program[0])
         .inspect_err(|error| debug!(%error, "commands do not find what the program has"));
     let (mut parent, theirs) = UnixStream::pair().map_err(local)?;
@@ -102,6 +116,8 @@ pub fn run(
         .inspect_err(|error| debug!(%error, "programs hear of no device that comes or goes"))
         .ok()
         .unzip();
+    let mut adopted = AdoptedProcesses::begin().map_err(local)?;
+    source.iter().for_each(|source| adopted.except(source.id()));
     let tree = tree_name();
     let child = Command::new(ourselves)
         .arg(INSIDE_VERB)
@@ -131,8 +147,13 @@ pub fn run(
     let engine = UsbfsEngine::new(server, stop.shared_wake(), events, tree, opened)?;
     let signal = stop.clone();
     let serving = thread::spawn(move || engine.serve(&signal));
-    let kept =
-        parent.write_all(b"s").map_err(local).and_then(|()| keep(&mut parent, &mut child, named, source.as_ref()));
+    let kept = parent
+        .write_all(b"s")
+        .map_err(local)
+        .and_then(|()| keep(&mut parent, &mut child, &adopted, named, source.as_ref()));
+    let left = adopted.remaining();
+    let remaining = if options.keeps_servers { left.clone() } else { adopted.end(&left) };
+    let ended = left.into_iter().filter(|process| !remaining.contains(process)).collect();
     stop.end();
     match serving.join() {
         Ok(Ok(())) => {}
@@ -143,7 +164,15 @@ pub fn run(
     sources.iter().filter_map(|source| source.last_swap()).for_each(|swap| swap.finish());
     let taken_away = sources.iter().filter_map(|source| Some((source.target().clone(), source.taken_away()?.clone())));
     let taken_away = taken_away.collect();
-    Ok(RunOutcome { code: exit_code_of(kept?), taken_away })
+    Ok(RunOutcome { code: exit_code_of(kept?), taken_away, ended, remaining })
+}
+
+/// Warns of servers outside that a program would ask for this device.
+fn name_servers(device: &SwapUsb, source: &FarDeviceSource) {
+    for server in servers::running_for(Device::descriptors(device)) {
+        let (name, ended_by) = (server.name, server.ended_by);
+        warn!("{name} runs already, does not see {source}, and answers in its place; to end it: {ended_by}");
+    }
 }
 
 /// What the child said before it ended, of which `first` was read.
@@ -165,6 +194,7 @@ fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut ProgramChild) 
 fn keep(
     parent: &mut UnixStream,
     child: &mut ProgramChild,
+    adopted: &AdoptedProcesses,
     mut named: Option<NamedRunListener>,
     source: Option<&EventSource>,
 ) -> Result<ExitStatus, RunError> {
@@ -176,7 +206,8 @@ fn keep(
         let own = [Some(program.as_fd()), Some(signals.get_read().as_fd()), (!has_begun).then(|| parent.as_fd())];
         let fds = own.into_iter().flatten().chain(named.iter().flat_map(NamedRunListener::descriptors));
         let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        match poll(&mut ready, None) {
+        match poll(&mut ready, Some(&REAPED_EVERY)) {
+            Ok(0) => adopted.reap(Some(child.0.id())),
             Ok(_) => {}
             Err(errno) if io::Error::from(errno).kind() == io::ErrorKind::Interrupted => {}
             Err(errno) => return Err(local(errno)),
