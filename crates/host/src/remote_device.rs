@@ -52,6 +52,11 @@ impl<P: HostPort> RemoteDevice<P> {
         &self.descriptors
     }
 
+    /// Its speed at its exporter.
+    pub fn speed(&self) -> UsbSpeed {
+        self.speed
+    }
+
     /// The value of the configuration that was selected.
     pub fn configuration(&self) -> u8 {
         self.configuration

@@ -3,11 +3,11 @@
 //! The bytes are written by hand from the protocol's document (Linux, `usbip_protocol.rst`).
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
 
-use super::harness::{Harness, PATIENCE};
+use super::harness::{Harness, PATIENCE, Share};
 
 const OK: u32 = 0;
 
@@ -197,5 +197,64 @@ fn failed_attach_gives_its_device_back() {
     for _ in 0..2 {
         let outcome = harness.run(&["attach", &share.target("zero"), "--via", "fuse"]);
         assert_eq!(outcome.code, Some(6), "{outcome:?}");
+    }
+}
+
+/// A proxy before an exporter of plain USB/IP, whose device has the second of these interface descriptors in place of
+/// the first, and this speed (`enum usb_device_speed`) if one is given. Returns the proxy's address.
+pub fn as_another(share: &Share, interface: [[u8; 8]; 2], speed: Option<u32>) -> SocketAddr {
+    let (listener, exporter) = (TcpListener::bind("127.0.0.1:0").unwrap(), share.address.clone());
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for importer in listener.incoming().map_while(Result::ok) {
+            let exporter = TcpStream::connect(&exporter).unwrap();
+            let (mut from, mut to) = (importer.try_clone().unwrap(), exporter.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut from, &mut to).and_then(|_| to.shutdown(Shutdown::Write)));
+            thread::spawn(move || copy_as_another(exporter, importer, interface, speed));
+        }
+    });
+    address
+}
+
+/// OP_REP_IMPORT, and where it has the speed.
+const IMPORTED: [u8; 4] = [1, 0x11, 0, 3];
+const SPEED_AT: usize = 8 + 256 + 32 + 2 * 4;
+
+fn copy_as_another(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    [own, another]: [[u8; 8]; 2],
+    speed: Option<u32>,
+) -> std::io::Result<()> {
+    let mut bytes = [0; 64 << 10];
+    loop {
+        // A device with so few descriptors sends each answer at once.
+        let count = from.read(&mut bytes)?;
+        if count == 0 {
+            return to.shutdown(Shutdown::Write);
+        }
+        if let Some(at) = bytes[..count].windows(8).position(|part| part == own) {
+            bytes[at..at + 8].copy_from_slice(&another);
+        }
+        if let Some(speed) = speed.filter(|_| bytes[..4] == IMPORTED && count >= SPEED_AT + 4) {
+            bytes[SPEED_AT..SPEED_AT + 4].copy_from_slice(&speed.to_be_bytes());
+        }
+        to.write_all(&bytes[..count])?;
+    }
+}
+
+#[test]
+fn disk_that_speaks_uas_alone_is_sent_to_what_works_and_not_in_a_circle() {
+    let harness = Harness::new();
+    let image = harness.image("disk.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let interface = [[9, 4, 0, 0, 2, 8, 6, 0x50], [9, 4, 0, 0, 2, 8, 6, 0x62]];
+    for (speed, part) in [(3, "--via fuse, nbd and uas need Bulk-Only"), (5, "a high-speed port of its host")] {
+        let target = format!("{}/disk", as_another(&share, interface, Some(speed)));
+        for via in ["nbd", "fuse"] {
+            let refused = harness.run(&["attach", &target, "--via", via, "--grace", "0"]);
+            assert!(refused.code == Some(6) && refused.stderr.contains(part), "{refused:?}");
+            assert!(refused.stderr.contains("--via kernel") && !refused.stderr.contains("--via uas "), "{refused:?}");
+        }
     }
 }

@@ -1,13 +1,12 @@
 //! Servers beside `farbus run`: those that a program leaves behind, and those that run outside already.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use super::harness::{Harness, Outcome, PATIENCE, Share, finish, has, has_program, wait_until};
+use super::exporters::as_another;
+use super::harness::{Harness, Outcome, PATIENCE, finish, has, has_program, wait_until};
 use super::run::{Connection, Lab, can_run, ordinary, run, share, wait_until_free};
 
 /// A program that makes a server as `daemon(3)` does: in a session of its own, and no child of the program's.
@@ -94,36 +93,6 @@ const OF_KEYBOARD: [u8; 8] = [9, 4, 0, 0, 1, 3, 1, 1];
 const OF_ADB: [u8; 8] = [9, 4, 0, 0, 1, 0xff, 0x42, 1];
 const OF_CARD_READER: [u8; 8] = [9, 4, 0, 0, 1, 0x0b, 0, 0];
 
-/// A proxy before an exporter, whose keyboard has another interface there. Returns the proxy's address.
-fn changed(share: &Share, interface: [u8; 8]) -> SocketAddr {
-    let (listener, exporter) = (TcpListener::bind("127.0.0.1:0").unwrap(), share.address.clone());
-    let address = listener.local_addr().unwrap();
-    thread::spawn(move || {
-        for importer in listener.incoming().map_while(Result::ok) {
-            let exporter = TcpStream::connect(&exporter).unwrap();
-            let (mut from, mut to) = (importer.try_clone().unwrap(), exporter.try_clone().unwrap());
-            thread::spawn(move || std::io::copy(&mut from, &mut to).and_then(|_| to.shutdown(Shutdown::Write)));
-            thread::spawn(move || change(exporter, importer, interface));
-        }
-    });
-    address
-}
-
-fn change(mut from: TcpStream, mut to: TcpStream, interface: [u8; 8]) -> std::io::Result<()> {
-    let mut bytes = [0; 64 << 10];
-    loop {
-        // A device with so few descriptors sends each answer at once.
-        let count = from.read(&mut bytes)?;
-        if count == 0 {
-            return to.shutdown(Shutdown::Write);
-        }
-        if let Some(at) = bytes[..count].windows(8).position(|part| part == OF_KEYBOARD) {
-            bytes[at..at + 8].copy_from_slice(&interface);
-        }
-        to.write_all(&bytes[..count])?;
-    }
-}
-
 #[test]
 fn server_that_runs_outside_is_named_before_the_program_starts() {
     if !can_run() {
@@ -132,7 +101,7 @@ fn server_that_runs_outside_is_named_before_the_program_starts() {
     let harness = Harness::new();
     let share = share(&harness, &["keyboard"]);
     let run = |interface| {
-        let target = format!("{}/keyboard", changed(&share, interface));
+        let target = format!("{}/keyboard", as_another(&share, [OF_KEYBOARD, interface], None));
         let ended = finish(ordinary(&harness, &["run", "--grace", "0", &target, "--", "true"]), PATIENCE);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         wait_until(PATIENCE, "the device is free", || {

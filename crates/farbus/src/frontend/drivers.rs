@@ -9,6 +9,7 @@ use farbus_io_linux::sys::vhci::VhciPort;
 
 use crate::broker::SystemAccess;
 use crate::importer::client::DeviceTarget;
+use crate::importer::client::no_disk::why_without_streams;
 
 /// How often the kernel is asked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -19,18 +20,23 @@ const LOOKS_MAX: u32 = 60;
 
 /// Asks which drivers took the device on a port of this machine's kernel.
 #[derive(Clone)]
-pub struct PortDriverLookup(Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>);
+pub struct PortDriverLookup {
+    look: Arc<dyn Fn() -> Option<Vec<String>> + Send + Sync>,
+    /// Whether it is a disk that needs bulk streams.
+    lacks_streams: bool,
+}
 
 impl PortDriverLookup {
-    /// The drivers of the device on `port`, asked through `system`.
-    pub fn on(port: VhciPort, system: SystemAccess) -> Self {
+    /// The drivers of the device on `port`, asked through `system`. `lacks_streams`: it is a disk that needs bulk
+    /// streams.
+    pub fn on(port: VhciPort, system: SystemAccess, lacks_streams: bool) -> Self {
         // A port that was taken away has no drivers to tell of.
-        Self(Arc::new(move || system.drivers(port).ok().flatten()))
+        Self { look: Arc::new(move || system.drivers(port).ok().flatten()), lacks_streams }
     }
 
     /// Their names; none if no driver took the device. `None`: not known.
     pub fn names(&self) -> Option<Vec<String>> {
-        (self.0)()
+        (self.look)()
     }
 }
 
@@ -47,7 +53,7 @@ pub fn tell_if_no_driver(
     // Without the thread, `farbus status` says it all the same.
     let _ = thread::Builder::new().name("drivers".into()).stack_size(256 << 10).spawn(move || {
         if has_no_driver(|| drivers.names(), || thread::sleep(LOOK_EVERY)) {
-            tell(&no_driver(&target));
+            tell(&no_driver(&target, drivers.lacks_streams));
         }
     });
 }
@@ -70,7 +76,11 @@ fn has_no_driver(mut look: impl FnMut() -> Option<Vec<String>>, mut pause: impl 
 }
 
 /// The message about a device that no driver took.
-fn no_driver(target: &DeviceTarget) -> String {
+fn no_driver(target: &DeviceTarget, lacks_streams: bool) -> String {
+    if lacks_streams {
+        let why = why_without_streams(target);
+        return format!("{} is plugged in here, and no driver of this kernel took it: {why}", target.shown());
+    }
     let target = target.shown();
     format!(
         "{target} is plugged in here, and no driver of this kernel took it: only programs that drive it themselves \
@@ -100,7 +110,10 @@ mod tests {
         assert_eq!(reported(&[None, Some(&[]), Some(&["usb-storage"])]), (false, 3));
         assert_eq!(reported(&[Some(&["uas"])]), (false, 1));
         assert_eq!(reported(&[None]), (false, LOOKS_MAX as usize), "a device that was never read is not judged");
-        let text = no_driver(&"lab3/disk".parse().unwrap());
+        let text = no_driver(&"lab3/disk".parse().unwrap(), false);
         assert!(text.contains("no driver of this kernel took it") && text.contains("lab3/disk --via uas"), "{text}");
+        let text = no_driver(&"lab3/disk".parse().unwrap(), true);
+        assert!(text.contains("USB/IP carries none") && text.contains("a high-speed port of its host"), "{text}");
+        assert!(!text.contains("--via uas"), "that one sends it back to the kernel: {text}");
     }
 }

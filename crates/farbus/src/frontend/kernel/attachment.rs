@@ -267,7 +267,7 @@ impl<R: KernelRelay> Attachment for KernelAttachment<R> {
             .swapping_by(swap)
             .saving_by(is_movable.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
-            .driven_by(PortDriverLookup::on(self.port, self.system.clone()));
+            .driven_by(PortDriverLookup::on(self.port, self.system.clone(), self.relayed.lacks_streams));
         let handle = match usb_swap {
             Some(swap) => handle.swapping_usb_by(swap),
             None => handle,

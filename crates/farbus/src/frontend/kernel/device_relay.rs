@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use farbus_io_net::link::{Link, PollInterest};
-use farbus_model::{CompletionQueue, SessionLimits};
+use farbus_model::{CompletionQueue, Device, SessionLimits};
 use farbus_session::far::{FarLayer, FarLayerConfig};
 use farbus_session::isochronous::IsochronousLayer;
 use farbus_session::snapshot::{FieldReader, SnapshotWriter};
@@ -15,6 +15,7 @@ use crate::frontend::kernel::relay_loop::{
     KERNEL, KernelRelay, KernelSide, RelayFacts, RelayStopCause, RelayTurnResult,
 };
 use crate::frontend::usb_swap::{IS_MOVING, SwapUsb, UsbSwap};
+use crate::importer::client::no_disk::lacks_streams;
 use crate::importer::options::ahead::PrefetchMode;
 use crate::importer::session::connection::SessionResumption;
 use crate::importer::session::distance::DistanceCounters;
@@ -119,6 +120,7 @@ impl KernelRelay for DeviceRelay {
             local_address: device.local_address(),
             usb_swap: Some(device.handle()),
             is_movable: device.is_movable(),
+            lacks_streams: lacks_streams(Device::descriptors(device), Device::speed(device)),
             ..RelayFacts::how(device.how())
         }
     }

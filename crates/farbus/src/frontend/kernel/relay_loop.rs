@@ -62,13 +62,15 @@ pub struct RelayFacts {
     pub usb_swap: Option<UsbSwap>,
     /// Whether a replacement process can continue it.
     pub is_movable: bool,
+    /// Whether it is a disk that needs bulk streams.
+    pub lacks_streams: bool,
 }
 
 impl RelayFacts {
     /// A relay of which only `how` is known.
     pub const fn how(how: &'static str) -> Self {
         let (mode, session, local_address, cutter, swap, usb_swap) = (None, None, None, None, None, None);
-        Self { how, mode, session, local_address, cutter, swap, usb_swap, is_movable: false }
+        Self { how, mode, session, local_address, cutter, swap, usb_swap, is_movable: false, lacks_streams: false }
     }
 }
 

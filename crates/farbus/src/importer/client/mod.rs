@@ -18,6 +18,7 @@
 //! | `connector` | makes links, encrypted to paired hosts |
 //! | `offers` | asks a host what it offers |
 //! | `opening` | opens devices, in sessions or not: `ImporterClient` |
+//! | `no_disk` | why a device is no disk, and what can show it |
 //! | `remembered` | which device a target stood for: another one is not taken for it |
 //! | `selector` | how a target names a device |
 //! | `usbip`, `handshake` | plain USB/IP |
@@ -27,6 +28,7 @@ mod config;
 mod connector;
 mod error;
 mod handshake;
+pub(crate) mod no_disk;
 mod offers;
 mod opening;
 mod remembered;

@@ -29,6 +29,7 @@ use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
 use super::config::{ClientConfig, GRACE, GRACE_DISK};
 use super::connector::HostConnector;
 use super::error::{ClientError, local, lost, unreachable};
+use super::no_disk::{is_no_disk, no_disk};
 use super::remembered::{RememberedDevice, device_of, with_identity};
 use super::selector::DeviceSelector;
 use super::strings::with_strings;
@@ -63,24 +64,6 @@ pub struct ImporterClient {
     config: ClientConfig,
     /// Which device its target has to be, if that is to be the same each time.
     remembered: Option<RememberedDevice>,
-}
-
-/// What is said of a device that a front end for disks cannot show, and what can.
-fn no_disk(target: &DeviceTarget) -> String {
-    format!(
-        "it is no disk, and --via fuse, nbd and uas show disks only\n  \
-         try: farbus attach {0} --via kernel (needs vhci-hcd), or --via redir for a virtual machine,\n  \
-         or for one program: farbus run {0} -- PROGRAM",
-        target.shown()
-    )
-}
-
-/// The class of an interface that stores data (USB mass storage class, `bInterfaceClass`).
-const MASS_STORAGE: u8 = 0x08;
-
-/// Whether a device with these interfaces (class, subclass, protocol) is known to be no disk.
-fn is_no_disk(interfaces: &[[u8; 3]]) -> bool {
-    !interfaces.is_empty() && interfaces.iter().all(|[class, ..]| *class != MASS_STORAGE)
 }
 
 /// How an exporter answers the request to open a device in a session: the open device, or why it is refused.
@@ -334,10 +317,14 @@ impl ImporterClient {
     /// # Errors
     /// [`ClientError`].
     pub fn open_disk(&self, target: &DeviceTarget) -> Result<RemoteDisk<DevicePort>, ClientError> {
-        let disk = self.open(target)?.into_disk(ScsiDiskOptions::default());
-        disk.map_err(|error| match error {
+        let device = self.open(target)?;
+        let known = (device.descriptors().clone(), device.speed());
+        device.into_disk(ScsiDiskOptions::default()).map_err(|error| match error {
             DiskError::Port(error) => unreachable(target, error),
-            DiskError::Unsupported(NO_DISK) => ClientError::Device { target: target.clone(), what: no_disk(target) },
+            DiskError::Unsupported(NO_DISK) => {
+                let what = no_disk(target, Some((&known.0, known.1)));
+                ClientError::Device { target: target.clone(), what }
+            }
             error => ClientError::Device { target: target.clone(), what: error.to_string() },
         })
     }
@@ -782,7 +769,7 @@ impl ImporterClient {
         // If the device is not listed, or without its interfaces, the attempt to open it says what it is.
         match offers::resolve(&self.connector, target) {
             Ok(record) if is_no_disk(&record.interfaces) => {
-                Err(ClientError::Device { target: target.clone(), what: no_disk(target) })
+                Err(ClientError::Device { target: target.clone(), what: no_disk(target, None) })
             }
             _ => Ok(()),
         }
