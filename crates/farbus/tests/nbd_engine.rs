@@ -12,6 +12,7 @@ use farbus::attach::AttachmentEnd;
 use farbus::common::socket_place::SocketListener;
 use farbus::frontend::StopSignal;
 use farbus::frontend::nbd::{ClientBudget, NbdExport, NbdServer};
+use farbus::importer::port::DeviceCutter;
 use farbus::model::block::MemoryStore;
 use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
@@ -112,6 +113,11 @@ struct Served {
 
 impl Served {
     fn start() -> Self {
+        Self::start_as(|server, _, _| server)
+    }
+
+    /// Starts a server with other options, which may control the device.
+    fn start_as(options: impl FnOnce(NbdServer, &Arc<Reins>, &Arc<ThreadWaker>) -> NbdServer) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("farbus-nbd-engine-{}-{number}.sock", std::process::id()));
@@ -128,6 +134,7 @@ impl Served {
             NbdExport { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
         let listener = SocketListener::Local(LocalListener::bind(&path).unwrap());
         let server = NbdServer::new(listener, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
+        let server = options(server, &reins, &wake);
         let stop = server.stop();
         let thread = thread::spawn(move || server.run());
         Self { path, reins, wake, stop, thread }
@@ -379,6 +386,22 @@ fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     sender.join().unwrap();
     stop.end();
     assert!(matches!(thread.join().unwrap(), AttachmentEnd::Requested));
+}
+
+#[test]
+fn device_that_does_not_become_durable_in_time_is_cut_off_and_loses_no_request() {
+    let served = Served::start_as(|server, reins, wake| {
+        let (reins, wake) = (Arc::clone(reins), Arc::clone(wake));
+        let cutter = DeviceCutter::new(move || {
+            reins.is_open.store(true, Ordering::Release);
+            wake.wake();
+        });
+        server.with_flush_time(Duration::from_millis(50)).cut_by(cutter)
+    });
+    drop(served.client());
+    served.stop.end();
+    assert!(matches!(served.thread.join().unwrap(), AttachmentEnd::Undurable(why) if why.contains("in time")));
+    assert_eq!(*served.reins.log.lock().unwrap(), [BlockOp::Flush]);
 }
 
 #[test]

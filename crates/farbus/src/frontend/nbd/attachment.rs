@@ -119,6 +119,7 @@ impl NbdAttachment {
         target: &DeviceTarget,
         system: SystemAccess,
     ) -> Result<Self, ClientError> {
+        server = server.cut_by(disk.cutter.clone());
         if let Some(session) = &disk.session {
             server = server.movable(session.clone()).map_err(local)?;
         }

@@ -24,6 +24,7 @@ use crate::common::socket_place::{SocketListener, SocketLocation};
 use crate::frontend::hold::HoldHandle;
 use crate::frontend::open_users::{ConnectedProcesses, OpenClients, process_of};
 use crate::frontend::{AttachmentEnd, StopSignal};
+use crate::importer::port::DeviceCutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{EngineMeters, SyscallCounts};
 
@@ -48,6 +49,10 @@ const OTHERS: usize = 4;
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the devices may take to become durable when the server ends.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// After this long it is logged that the server waits for that.
+const SLOW_AFTER: Duration = Duration::from_secs(2);
+/// How long a device that was cut off may take to fail its requests.
+const CUT_TIME_MAX: Duration = Duration::from_secs(1);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
 /// How long one client is served at a time while a device answers slowly: other clients and the stop signal wait no
@@ -83,6 +88,9 @@ pub struct NbdServer {
     limits: SessionLimits,
     budget: ClientBudget,
     handshake_time_max: Duration,
+    flush_time_max: Duration,
+    /// Makes a device that does not become durable in time fail its requests.
+    cutter: Option<DeviceCutter>,
     deaf_until: Option<Instant>,
     meters: Arc<EngineMeters>,
     counters: ExporterCounters,
@@ -241,6 +249,8 @@ impl NbdServer {
             limits,
             budget: ClientBudget::of_process(),
             handshake_time_max: HANDSHAKE_TIME_MAX,
+            flush_time_max: FLUSH_TIME_MAX,
+            cutter: None,
             deaf_until: None,
             meters: Arc::default(),
             counters: ExporterCounters::default(),
@@ -265,6 +275,21 @@ impl NbdServer {
     #[must_use]
     pub fn with_handshake_time(mut self, time_max: Duration) -> Self {
         self.handshake_time_max = time_max;
+        self
+    }
+
+    /// Replaces the 30 s in which the devices must become durable when the server ends.
+    #[must_use]
+    pub fn with_flush_time(mut self, time_max: Duration) -> Self {
+        self.flush_time_max = time_max;
+        self
+    }
+
+    /// Lets it cut off its device when that does not become durable in time: otherwise the device keeps requests that
+    /// nobody answers.
+    #[must_use]
+    pub fn cut_by(mut self, cutter: DeviceCutter) -> Self {
+        self.cutter = Some(cutter);
         self
     }
 
@@ -912,17 +937,25 @@ impl NbdServer {
                 device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);
             }
         }
-        let until = self.clock.now() + FLUSH_TIME_MAX;
+        let mut slow_at = Some(self.clock.now() + SLOW_AFTER.min(self.flush_time_max));
+        let mut until = self.clock.now() + self.flush_time_max;
         loop {
             self.end_turn();
             self.hand_out();
             if self.own_flushes == 0 {
                 break;
             }
-            if !self.waits_on(until) {
-                self.unflushed.get_or_insert("the device did not answer in time".into());
-                break;
+            if self.waits_on(slow_at.unwrap_or(until)) {
+                continue;
             }
+            if slow_at.take().is_some() {
+                info!("waiting up to {} s for the last writes to become durable", self.flush_time_max.as_secs());
+                continue;
+            }
+            self.unflushed.get_or_insert("the device did not answer in time".into());
+            let Some(cutter) = self.cutter.take() else { break };
+            cutter.cut();
+            until = self.clock.now() + CUT_TIME_MAX;
         }
     }
 
