@@ -18,6 +18,7 @@ use farbus_session::snapshot::{self, FieldReader, SnapshotWriter};
 use farbus_session::{ExporterCounters, ProtocolViolation};
 use tracing::{debug, info, warn};
 
+use super::flush_watch::FlushWatch;
 use super::memory::{ClientBudget, ClientMemory};
 use super::moving::{NbdClientsSummary, NbdMigration};
 use crate::common::socket_place::{SocketListener, SocketLocation};
@@ -49,8 +50,6 @@ const OTHERS: usize = 4;
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the devices may take to become durable when the server ends.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
-/// After this long it is logged that the server waits for that.
-const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// How long a device that was cut off may take to fail its requests.
 const CUT_TIME_MAX: Duration = Duration::from_secs(1);
 /// Receives from one client before the others have their turn: some megabytes.
@@ -930,6 +929,8 @@ impl NbdServer {
             }
         }
         let was_ours = !self.moving.as_ref().is_some_and(NbdMigration::is_expected);
+        // Not this thread: a device may block it.
+        let watch = FlushWatch::begin(self.flush_time_max, self.cutter.take());
         for (at, device) in self.devices.iter_mut().enumerate() {
             if !device.is_gone() && !device.info().is_read_only && was_ours {
                 self.own_flushes += 1;
@@ -937,25 +938,15 @@ impl NbdServer {
                 device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);
             }
         }
-        let mut slow_at = Some(self.clock.now() + SLOW_AFTER.min(self.flush_time_max));
-        let mut until = self.clock.now() + self.flush_time_max;
-        loop {
+        self.end_turn();
+        self.hand_out();
+        let until = self.clock.now() + self.flush_time_max + CUT_TIME_MAX;
+        while self.own_flushes > 0 && self.waits_on(until) {
             self.end_turn();
             self.hand_out();
-            if self.own_flushes == 0 {
-                break;
-            }
-            if self.waits_on(slow_at.unwrap_or(until)) {
-                continue;
-            }
-            if slow_at.take().is_some() {
-                info!("waiting up to {} s for the last writes to become durable", self.flush_time_max.as_secs());
-                continue;
-            }
-            self.unflushed.get_or_insert("the device did not answer in time".into());
-            let Some(cutter) = self.cutter.take() else { break };
-            cutter.cut();
-            until = self.clock.now() + CUT_TIME_MAX;
+        }
+        if self.own_flushes > 0 || watch.has_cut() {
+            self.unflushed = Some("the device did not answer in time".into());
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod attachment;
 mod engine;
+mod flush_watch;
 mod memory;
 mod moving;
 mod uri;
