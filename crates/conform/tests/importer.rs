@@ -7,7 +7,7 @@ use farbus_conform::importer::{self, ProbeConnectionState, ProbeExporter};
 use farbus_conform::player::ConnId;
 use farbus_conform::{CheckVerdict, ConformanceReport};
 use farbus_gadgets::zero::{SourcePattern, SourceSink};
-use farbus_model::descriptor::kind;
+use farbus_model::descriptor::{EndpointDescriptor, kind};
 use farbus_model::{
     BufferPool, Device, EpAddr, Instant, IsoPacket, SessionLimits, SetupPacket, TransferType, Urb, UrbFlags, UrbId,
     UsbSpeed,
@@ -55,7 +55,14 @@ struct Importer {
 
 impl Importer {
     fn submit(&mut self, urb: Urb, kind: TransferType) {
-        self.conn.submit(urb.launch(), kind, &mut self.pool);
+        let endpoint = EndpointDescriptor {
+            address: urb.endpoint,
+            kind,
+            packet_bytes_max: 1024,
+            packets_per_interval: 1,
+            interval: 4,
+        };
+        self.conn.submit(urb.launch(), Some(&endpoint), &mut self.pool);
     }
 
     /// The next request of an enumeration; `false` at its end.
@@ -256,6 +263,7 @@ fn an_importer_that_is_wrong_in_one_way_breaks_that_rule_and_only_related_ones()
         ("a buffer longer than wLength", changes!(1, |bytes| bytes[26] = 1), &["control-length"]),
         ("a setup packet for bulk", changes!(4, |bytes| bytes[40] = 1), &["setup-zero"]),
         ("packets for bulk", changes!(4, |bytes| bytes[35] = 1), &["no-packets"]),
+        ("no interval", changes!(5, |bytes| bytes[36..40].fill(0)), &["interval"]),
         ("a packet outside", changes!(5, |bytes| bytes[48] = 1), &["packets"]),
         (
             "no configuration",

@@ -226,6 +226,14 @@ impl EndpointDescriptor {
         }
     }
 
+    /// The interval that a request to it states ([`Urb::interval`](crate::Urb::interval)): the service interval in
+    /// frames, or in microframes where the speed has them. At least 1 for interrupt and isochronous, as Linux's
+    /// `usb_submit_urb` demands; 0 for control and bulk.
+    pub fn urb_interval(&self, speed: UsbSpeed) -> u32 {
+        let unit_us = if speed.has_microframes() { 125 } else { 1000 };
+        (self.service_interval(speed).as_micros() / unit_us) as u32
+    }
+
     /// Most bytes in one service interval.
     pub fn interval_bytes_max(&self) -> u32 {
         u32::from(self.packet_bytes_max) * u32::from(self.packets_per_interval)
@@ -502,9 +510,15 @@ mod tests {
         assert_eq!(endpoint.service_interval(UsbSpeed::High), Duration::from_millis(1));
         assert_eq!(endpoint.service_interval(UsbSpeed::Full), Duration::from_millis(8));
         assert_eq!(endpoint.interval_bytes_max(), 3072);
+        assert_eq!((endpoint.urb_interval(UsbSpeed::High), endpoint.urb_interval(UsbSpeed::Full)), (8, 8));
         endpoint.kind = TransferType::Interrupt;
         assert_eq!(endpoint.service_interval(UsbSpeed::Low), Duration::from_millis(4));
         endpoint.interval = 0;
         assert_eq!(endpoint.service_interval(UsbSpeed::High), Duration::from_micros(125));
+        assert_eq!((endpoint.urb_interval(UsbSpeed::High), endpoint.urb_interval(UsbSpeed::Low)), (1, 1));
+        endpoint.interval = 10;
+        assert_eq!((endpoint.urb_interval(UsbSpeed::High), endpoint.urb_interval(UsbSpeed::Full)), (512, 10));
+        endpoint.kind = TransferType::Bulk;
+        assert_eq!(endpoint.urb_interval(UsbSpeed::High), 0);
     }
 }

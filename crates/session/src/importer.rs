@@ -2,8 +2,8 @@
 
 use farbus_model::usb::{RequestRecipient, request};
 use farbus_model::{
-    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, Instant, SessionLimits, TransferType,
-    UrbCompletion, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, Instant, SessionLimits, UrbCompletion,
+    UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 use farbus_wire::SendSlices;
 use farbus_wire::usbip::client::UsbipReply;
@@ -194,12 +194,11 @@ impl Device for RemoteDevice {
         if self.is_lost {
             return done.push(urb.fail(UrbStatus::Gone));
         }
-        let kind = match self.selection.endpoint(urb.endpoint) {
-            _ if urb.endpoint.is_control() => TransferType::Control,
-            Some(endpoint) => endpoint.kind,
-            None => return done.push(urb.fail(UrbStatus::Invalid)),
-        };
-        self.conn.submit(urb, kind, &mut done.pool);
+        let endpoint = self.selection.endpoint(urb.endpoint).filter(|_| !urb.endpoint.is_control());
+        if endpoint.is_none() && !urb.endpoint.is_control() {
+            return done.push(urb.fail(UrbStatus::Invalid));
+        }
+        self.conn.submit(urb, endpoint, &mut done.pool);
     }
 
     fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut CompletionQueue) {

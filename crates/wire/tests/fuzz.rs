@@ -7,7 +7,8 @@ mod fuzzing;
 mod peer;
 
 use farbus_model::descriptor::{
-    ConfigurationSelection, DescriptorSet, DeviceDescriptor, UsbConfiguration, string_from_bytes, string_to_bytes,
+    ConfigurationSelection, DescriptorSet, DeviceDescriptor, EndpointDescriptor, UsbConfiguration, string_from_bytes,
+    string_to_bytes,
 };
 use farbus_model::{
     BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, Urb, UrbCompletion, UrbId,
@@ -35,6 +36,12 @@ fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
         3 => Some(TransferType::Isochronous),
         _ => None,
     }
+}
+
+/// The endpoint of that address, as [`kind_of`] says; `None` for the control pipe.
+fn endpoint(address: EpAddr) -> Option<EndpointDescriptor> {
+    let kind = kind_of(address).filter(|_| !address.is_control())?;
+    Some(EndpointDescriptor { address, kind, packet_bytes_max: 64, packets_per_interval: 1, interval: 4 })
 }
 
 /// A number with a meaning in the protocol, or any number.
@@ -410,7 +417,7 @@ fn fuzz_client_urbs() {
             let import = listen(&mut conn, &[&peer::import_reply(BUS_ID)], |_| {});
             assert_eq!(import.end, Ok(()));
             for urb in &urbs {
-                conn.submit(urb.clone().launch(), kind_of(urb.endpoint).unwrap(), &mut pool);
+                conn.submit(urb.clone().launch(), endpoint(urb.endpoint).as_ref(), &mut pool);
             }
             unlinks.iter().for_each(|&id| conn.unlink(id));
             let mut back: Vec<UrbId> = Vec::new();

@@ -46,6 +46,7 @@ pub(super) const RULES: &[ConformanceCheck] = &[
     rule(SHOULD, "setup-zero", "Without a control endpoint the setup packet is zeros.", SUBMIT),
     rule(SHOULD, "no-packets", "Without an isochronous endpoint there are 0 or 0xffffffff packets.", SUBMIT),
     rule(MUST, "packets", "Isochronous packets are 1024 at most, and lie inside their buffer.", "Linux USBIP_MAX_ISO_PACKETS"),
+    rule(MUST, "interval", "A request to an interrupt or isochronous endpoint states an interval above 0.", "Linux usb_submit_urb, which usbip-host calls, refuses 0"),
     rule(MUST, "configured-first", "Data are sent to a device that was configured.", "USB 2.0 §9.1.1.5"),
     rule(MUST, "unlink-victim", "An unlink names a request that was submitted.", UNLINK),
     rule(MUST, "unlink-number", "An unlink has a number of its own.", UNLINK),
@@ -174,7 +175,7 @@ impl RuleJudge {
         if numbers.len() < NUMBERS_MAX {
             numbers.insert(raw.seqnum);
         }
-        let [_, length, _, packets, _] = raw.body;
+        let [_, length, _, packets, interval] = raw.body;
         self.note("length", length <= URB_BYTES_MAX, || format!("{length} bytes"));
         let submit = match SubmitCommand::check(raw) {
             Ok(submit) => submit,
@@ -199,6 +200,10 @@ impl RuleJudge {
             self.note("configured-first", kind.is_some(), || format!("data for endpoint {}", submit.endpoint));
             let is_halted = player.is_halted(id, submit.endpoint);
             self.note("halt-cleared", !is_halted, || format!("endpoint {} is halted", submit.endpoint));
+        }
+        if matches!(kind, Some(TransferType::Interrupt | TransferType::Isochronous)) {
+            let is_stated = (1..=i32::MAX.cast_unsigned()).contains(&interval);
+            self.note("interval", is_stated, || format!("interval {interval} for endpoint {}", submit.endpoint));
         }
         if kind != Some(TransferType::Isochronous) {
             self.note("no-packets", matches!(packets, 0 | u32::MAX), || format!("{packets} packets"));

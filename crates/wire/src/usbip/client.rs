@@ -10,9 +10,10 @@
 
 use std::collections::BTreeMap;
 
+use farbus_model::descriptor::EndpointDescriptor;
 use farbus_model::{
     BufferPool, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, UrbCompletion, UrbId, UrbInFlight,
-    UrbStatus,
+    UrbStatus, UsbSpeed,
 };
 
 use super::message::{
@@ -41,6 +42,8 @@ pub struct UsbipClientConn {
     outgoing: SendBuffer,
     phase: UsbipClientPhase,
     devid: u32,
+    /// The imported device's.
+    speed: UsbSpeed,
     next_seqnum: u32,
     flights: InFlightQueue<UsbipClientUrb>,
     /// Unanswered unlinks: their number, and that of the request they cancel.
@@ -81,6 +84,7 @@ impl UsbipClientConn {
             outgoing: SendBuffer::default(),
             phase: UsbipClientPhase::Idle,
             devid: 0,
+            speed: UsbSpeed::High,
             next_seqnum: 1,
             flights: InFlightQueue::new(),
             unlinks: BTreeMap::new(),
@@ -102,13 +106,16 @@ impl UsbipClientConn {
         self.phase = UsbipClientPhase::Import(bus_id.to_owned());
     }
 
-    /// Sends a request. `kind` is the endpoint's transfer type.
+    /// Sends a request to `endpoint`; `None` is the control pipe. A request that states no interval gets the
+    /// endpoint's: Linux's exporter hands it to `usb_submit_urb`, which refuses 0 for interrupt and isochronous
+    /// endpoints, and usbipd-win takes such a request for a bulk one.
     ///
     /// # Panics
     /// Before a device was imported.
-    pub fn submit(&mut self, mut urb: UrbInFlight, kind: TransferType, pool: &mut BufferPool) {
+    pub fn submit(&mut self, mut urb: UrbInFlight, endpoint: Option<&EndpointDescriptor>, pool: &mut BufferPool) {
         assert!(matches!(self.phase, UsbipClientPhase::Urbs), "a device was imported");
-        let is_iso = kind == TransferType::Isochronous;
+        let is_iso = endpoint.is_some_and(|endpoint| endpoint.kind == TransferType::Isochronous);
+        let own_interval = endpoint.map_or(0, |endpoint| endpoint.urb_interval(self.speed));
         let seqnum = self.take_seqnum();
         let submit = SubmitCommand {
             seqnum,
@@ -118,7 +125,7 @@ impl UsbipClientConn {
             flags: urb.flags,
             start_frame: urb.start_frame,
             number_of_packets: if is_iso { urb.iso.len() as u32 } else { 0 },
-            interval: urb.interval,
+            interval: if urb.interval == 0 { own_interval } else { urb.interval },
             setup: urb.setup,
         };
         self.outgoing.put(&submit.to_bytes(self.devid));
@@ -275,7 +282,7 @@ impl UsbipClientConn {
             }
         }
         self.incoming.consume(OP_HEADER_BYTES + DEVICE_RECORD_BYTES);
-        self.devid = record.device_id();
+        (self.devid, self.speed) = (record.device_id(), record.speed);
         self.phase = UsbipClientPhase::Urbs;
         Ok(Some(UsbipReply::Imported(Ok(record))))
     }

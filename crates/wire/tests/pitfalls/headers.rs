@@ -157,3 +157,19 @@ fn the_setup_packet_is_little_endian_and_passes_verbatim() {
     let setup = SetupPacket { request_type: 0x21, request: 9, value: 0x1234, index: 0x5678, length: 3 };
     assert_eq!((urb.setup, urb.endpoint), (setup, EpAddr::CONTROL));
 }
+
+#[test]
+fn client_states_the_endpoints_interval_where_its_requester_states_none() {
+    // bInterval 4 of a high-speed device: 8 microframes. Linux's stub refuses 0 for both kinds.
+    let mut client = Client::imported();
+    let interval_of = |client: &mut Client, urb: Urb| {
+        let endpoint = endpoint(urb.endpoint);
+        client.conn.submit(urb.launch(), endpoint.as_ref(), &mut client.pool);
+        peer::word(&client.sent(), 36)
+    };
+    assert_eq!(interval_of(&mut client, Urb::data_in(UrbId(1), EpAddr::from_byte(0x82), 8)), 8, "interrupt");
+    assert_eq!(interval_of(&mut client, iso(2, 0x83, &[8, 8])), 8, "isochronous");
+    assert_eq!(interval_of(&mut client, data_in(3, 64)), 0, "bulk");
+    let stated = Urb { interval: 32, ..Urb::data_in(UrbId(4), EpAddr::from_byte(0x82), 8) };
+    assert_eq!(interval_of(&mut client, stated), 32, "what a kernel states is passed on");
+}

@@ -89,7 +89,7 @@ fn a_client_sends_zeros_for_what_is_not_known_yet() {
     let mut client = Client::imported();
     let mut urb = iso(1, 0x03, &[4, 4]);
     urb.iso[1] = IsoPacket { actual: 99, status: UrbStatus::Crc, ..urb.iso[1] };
-    client.conn.submit(urb.launch(), TransferType::Isochronous, &mut client.pool);
+    client.conn.submit(urb.launch(), endpoint(EpAddr::from_byte(0x03)).as_ref(), &mut client.pool);
     let sent = client.sent();
     let descriptors = [Packet::new(0, 4), Packet::new(4, 4)].map(Packet::bytes).concat();
     assert_eq!(sent[48..], [vec![7; 8], descriptors].concat());

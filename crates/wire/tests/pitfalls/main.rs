@@ -11,6 +11,7 @@ mod peer;
 mod refusals;
 mod unlink;
 
+use farbus_model::descriptor::EndpointDescriptor;
 use farbus_model::urb::UrbFlags;
 use farbus_model::{
     BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, SetupPacket, TransferDirection, TransferType, Urb,
@@ -31,6 +32,12 @@ fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
         3 => Some(TransferType::Isochronous),
         _ => None,
     }
+}
+
+/// The endpoint of that address, as [`kind_of`] says; `None` for the control pipe.
+fn endpoint(address: EpAddr) -> Option<EndpointDescriptor> {
+    let kind = kind_of(address).filter(|_| !address.is_control())?;
+    Some(EndpointDescriptor { address, kind, packet_bytes_max: 64, packets_per_interval: 1, interval: 4 })
 }
 
 /// Small, so that buffers have to grow and limits are reached; a buffer holds the longest device of a list.
@@ -173,8 +180,8 @@ impl Client {
 
     /// Submits; returns the sequence number on the wire.
     fn submit(&mut self, urb: Urb) -> u32 {
-        let kind = kind_of(urb.endpoint).unwrap();
-        self.conn.submit(urb.launch(), kind, &mut self.pool);
+        let endpoint = endpoint(urb.endpoint);
+        self.conn.submit(urb.launch(), endpoint.as_ref(), &mut self.pool);
         peer::word(&self.sent(), 4)
     }
 

@@ -145,7 +145,7 @@ fn answers_that_are_swallowed_are_waited_for_only_so_long() {
     // RET_UNLINK 0 and never a RET_SUBMIT: an exporter that does so must not grow its client.
     let mut client = Client::imported();
     for id in 0..1000 {
-        client.conn.submit(data_in(id, 4).launch(), TransferType::Bulk, &mut client.pool);
+        client.conn.submit(data_in(id, 4).launch(), None, &mut client.pool);
         client.sent();
         let unlink = client.unlink(UrbId(id));
         match client.receive(&peer::ret_unlink(unlink, 0)) {
