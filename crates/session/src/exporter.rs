@@ -113,6 +113,8 @@ pub struct Exporter<D> {
     before_reset: Option<ConfigurationSelection>,
     /// The request that revealed a reset; it waits until the device is restored.
     reset_shown_by: Option<UrbId>,
+    /// The client resets its port by a request.
+    asks_for_resets: bool,
     next_own_id: u64,
     limits: SessionLimits,
     on_reset: PortResetPolicy,
@@ -159,6 +161,7 @@ impl<D: Device> Exporter<D> {
             restoring: 0,
             before_reset: None,
             reset_shown_by: None,
+            asks_for_resets: false,
             next_own_id: OWN_ID_FIRST,
             limits,
             on_reset,
@@ -275,6 +278,7 @@ impl<D: Device> Exporter<D> {
     fn start(&mut self, now: Instant, urb: Urb) {
         let is_restored = self.reset_shown_by.take() == Some(urb.id);
         let asks_for_reset = self.on_reset == PortResetPolicy::ResetDevice && asks_for_port_reset(&urb);
+        self.asks_for_resets |= asks_for_reset;
         let resets = asks_for_reset || (self.on_reset == PortResetPolicy::ResetDevice && self.shows_port_reset(&urb));
         if resets && !is_restored {
             self.reset_and_restore(now);
@@ -313,9 +317,14 @@ impl<D: Device> Exporter<D> {
     /// asks for 8 or 64 bytes of its device descriptor (hub_port_init in Linux); tools ask for 18. After a reset there
     /// is no other request on the control pipe: a queue of such requests comes from a test program (`testusb` test 10),
     /// and a reset would cancel the others.
+    ///
+    /// A client that resets its port by a request, or marks requests without packets, is no vhci: Windows reads its
+    /// descriptor at any time, and takes the cancelled requests for a device that is gone.
     fn shows_port_reset(&self, urb: &Urb) -> bool {
         let setup = urb.setup;
         urb.endpoint.is_control()
+            && !self.asks_for_resets
+            && !self.conn.marks_no_packets()
             && setup.is_standard(request::GET_DESCRIPTOR, RequestRecipient::Device)
             && setup.value == u16::from(kind::DEVICE) << 8
             && matches!(setup.length, 8 | 64)
@@ -533,6 +542,7 @@ impl<D: Device> Exporter<D> {
         to.flag(self.reset_shown_by.is_some());
         to.u64(self.reset_shown_by.map_or(0, |id| id.0));
         to.u64(self.next_own_id);
+        to.flag(self.asks_for_resets);
         let ExporterCounters { urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost } = self.counters;
         [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost].into_iter().for_each(|number| to.u64(number));
     }
@@ -568,6 +578,7 @@ impl<D: Device> Exporter<D> {
                     "our own ids are beyond a client's",
                 ));
             }
+            exporter.asks_for_resets = from.version() >= 13 && from.flag("resets that were asked for")?;
             let counters = &mut exporter.counters;
             for counter in [
                 &mut counters.urbs,

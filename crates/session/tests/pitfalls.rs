@@ -193,12 +193,32 @@ mod requests {
     }
 
     #[test]
-    fn oversize_and_undersize_lengths_are_refused_with_their_field() {
+    fn request_above_16_mib_is_refused_with_its_data_and_the_next_is_served() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
-        let fault = loopback.receive(&Submit { length: 0x0100_0001, ..Submit::data_in(1, 1, 0) }.bytes()).unwrap_err();
-        let printed = "the peer sent transfer_buffer_length = 16777217 (0x1000001), but a URB has at most 16 MiB";
-        assert_eq!(fault.to_string(), printed);
-        loopback.end();
+        loopback.ask(&Submit { length: 0x0100_0001, ..Submit::data_in(1, 1, 0) });
+        let data = vec![0xa5; 0x0100_0001];
+        loopback.submit(&Submit::data_out(2, 1, &data));
+        loopback.read();
+        for seqnum in [1, 2] {
+            let reply = loopback.checker.ret_submit(seqnum);
+            assert_eq!((reply.status, reply.actual), (peer::EINVAL, 0));
+        }
+        loopback.ask(&Submit::data_in(3, 1, 5000));
+        assert_eq!(loopback.checker.ret_submit(3).data, mod63(5000), "the next message began where it should");
+        loopback.checker.assert_settled();
+    }
+
+    #[test]
+    fn too_long_request_is_unlinked_like_any_other() {
+        let mut loopback = Loopback::configured(scripted(), LIMITS);
+        loopback.unlink(8, 7);
+        let too_long = Submit { length: 0x0100_0001, ..Submit::data_in(7, 1, 0) };
+        loopback.submit(&too_long);
+        assert_eq!(loopback.read(), [unlinked(8)], "it came behind its unlink, and is not answered");
+        loopback.submit(&Submit { seqnum: 9, ..too_long });
+        loopback.unlink(10, 9);
+        let order: Vec<_> = loopback.read().iter().map(|reply| (reply.seqnum(), reply.status())).collect();
+        assert_eq!(order, [(9, peer::EINVAL), (10, 0)]);
     }
 
     #[test]

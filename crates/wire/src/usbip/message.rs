@@ -370,6 +370,24 @@ impl SubmitCommand {
     /// # Errors
     /// A field outside its rule.
     pub fn check(raw: &RawHeader) -> Result<Self, ProtocolViolation> {
+        let submit = Self::check_address(raw)?;
+        if submit.is_too_long() {
+            let value = u64::from(submit.length);
+            return Err(ProtocolViolation::new("transfer_buffer_length", value, "a URB has at most 16 MiB"));
+        }
+        Ok(submit)
+    }
+
+    /// Whether its buffer is longer than a URB's may be.
+    pub fn is_too_long(&self) -> bool {
+        self.length > URB_BYTES_MAX
+    }
+
+    /// Checks where a request goes, and not how long it is.
+    ///
+    /// # Errors
+    /// The direction or the endpoint's number is outside its rule.
+    pub fn check_address(raw: &RawHeader) -> Result<Self, ProtocolViolation> {
         let direction = match raw.direction {
             0 => TransferDirection::Out,
             1 => TransferDirection::In,
@@ -379,13 +397,6 @@ impl SubmitCommand {
         let endpoint =
             endpoint.ok_or(ProtocolViolation::new("ep", u64::from(raw.ep), "an endpoint number is at most 15"))?;
         let [flags, length, start_frame, number_of_packets, interval] = raw.body;
-        if length > URB_BYTES_MAX {
-            return Err(ProtocolViolation::new(
-                "transfer_buffer_length",
-                u64::from(length),
-                "a URB has at most 16 MiB",
-            ));
-        }
         Ok(Self {
             seqnum: raw.seqnum,
             endpoint,

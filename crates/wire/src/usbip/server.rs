@@ -20,6 +20,9 @@
 //! served correctly, too: a submit is not begun if its unlink was answered among the last [`ANSWERED_MAX`].
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
+//!
+//! A request above the limit of a URB is answered with EINVAL at its header, and its data is dropped as it arrives:
+//! Windows' drivers know no such limit, and their other requests go on.
 
 use std::collections::VecDeque;
 
@@ -65,6 +68,10 @@ pub struct UsbipServerConn {
     early: Vec<(u32, u32)>,
     /// The last numbers below the highest that were unlinked while not in flight: nearly all had been answered before.
     answered: VecDeque<u32>,
+    /// Bytes still to come of a request that was refused for its length.
+    dropping: u32,
+    /// The client has sent a request with 0xffffffff packets.
+    marks_no_packets: bool,
 }
 
 /// Unknown unlinks remembered, in case their submits are still under way. In a race a client has a few of them, never
@@ -100,8 +107,8 @@ struct UsbipServerUrb {
 enum SubmitReadOutcome {
     /// It is incomplete.
     Incomplete,
-    /// Its unlink came first.
-    Withdrawn,
+    /// Its unlink came first, or it was refused for its length.
+    Over,
     /// It goes to the device.
     Urb(Urb),
 }
@@ -112,6 +119,10 @@ fn remember(answered: &mut VecDeque<u32>, victim: u32) {
         answered.pop_front();
     }
     answered.push_back(victim);
+}
+
+fn number_in_flight(seqnum: u32) -> ProtocolViolation {
+    ProtocolViolation::new("seqnum", u64::from(seqnum), "a number in flight is not used again")
 }
 
 /// Whether a number comes after the highest so far; they wrap.
@@ -138,6 +149,8 @@ impl UsbipServerConn {
             highest: None,
             early: Vec::new(),
             answered: VecDeque::new(),
+            dropping: 0,
+            marks_no_packets: false,
         }
     }
 
@@ -217,6 +230,9 @@ impl UsbipServerConn {
         kind_of: impl Fn(EpAddr) -> Option<TransferType>,
     ) -> Result<Option<UsbipRequest>, ProtocolViolation> {
         loop {
+            let dropped = self.incoming.bytes().len().min(self.dropping as usize);
+            self.incoming.consume(dropped);
+            self.dropping -= dropped as u32;
             let Some(bytes) = self.incoming.bytes().first_chunk::<HEADER_BYTES>() else { return Ok(None) };
             let raw = RawHeader::from_bytes(bytes);
             if raw.devid != devid {
@@ -225,7 +241,7 @@ impl UsbipServerConn {
             match raw.command {
                 command::CMD_SUBMIT => match self.poll_submit(&raw, &kind_of)? {
                     SubmitReadOutcome::Incomplete => return Ok(None),
-                    SubmitReadOutcome::Withdrawn => {}
+                    SubmitReadOutcome::Over => {}
                     SubmitReadOutcome::Urb(urb) => return Ok(Some(UsbipRequest::Submit(urb))),
                 },
                 command::CMD_UNLINK => {
@@ -250,7 +266,8 @@ impl UsbipServerConn {
         raw: &RawHeader,
         kind_of: &impl Fn(EpAddr) -> Option<TransferType>,
     ) -> Result<SubmitReadOutcome, ProtocolViolation> {
-        let submit = SubmitCommand::check(raw)?;
+        let submit = SubmitCommand::check_address(raw)?;
+        self.marks_no_packets |= submit.number_of_packets == u32::MAX;
         let is_iso = match kind_of(submit.endpoint) {
             Some(kind) => kind == TransferType::Isochronous,
             None if submit.endpoint.is_control() || submit.says_no_packets() => false,
@@ -260,6 +277,11 @@ impl UsbipServerConn {
                 return Err(ProtocolViolation::new("ep", value, "packets are sent to an endpoint that there is"));
             }
         };
+        if submit.is_too_long() {
+            // The answer to an isochronous request has its packets, which come behind the data.
+            let submit = if is_iso { SubmitCommand::check(raw)? } else { submit };
+            return self.refuse_too_long(&submit);
+        }
         let packets = if is_iso { submit.iso_packets()? } else { 0 };
         let is_out = submit.direction == TransferDirection::Out;
         let out_bytes = if is_out { submit.length as usize } else { 0 };
@@ -273,7 +295,7 @@ impl UsbipServerConn {
         let iso = message::decode_iso_packets(descriptors, submit.length)?;
         self.incoming.consume(total);
         if self.is_withdrawn_early(submit.seqnum) {
-            return Ok(SubmitReadOutcome::Withdrawn);
+            return Ok(SubmitReadOutcome::Over);
         }
         self.begin_flight(
             submit.seqnum,
@@ -299,6 +321,27 @@ impl UsbipServerConn {
             stream: 0,
             flags: submit.flags,
         }))
+    }
+
+    /// Answers a request whose buffer is too long, and drops the data behind its header.
+    fn refuse_too_long(&mut self, submit: &SubmitCommand) -> Result<SubmitReadOutcome, ProtocolViolation> {
+        self.incoming.consume(HEADER_BYTES);
+        self.dropping = if submit.direction == TransferDirection::Out { submit.length } else { 0 };
+        if self.flights.contains(submit.seqnum) {
+            return Err(number_in_flight(submit.seqnum));
+        }
+        if !self.is_withdrawn_early(submit.seqnum) {
+            let reply = SubmitReply {
+                seqnum: submit.seqnum,
+                status: UrbStatus::Invalid,
+                actual: 0,
+                start_frame: submit.start_frame,
+                number_of_packets: submit.number_of_packets,
+                error_count: 0,
+            };
+            self.outgoing.put(&reply.to_bytes());
+        }
+        Ok(SubmitReadOutcome::Over)
     }
 
     /// Answers the unlinks that came before this submit: those of it, and those of lower numbers, whose submits should
@@ -335,7 +378,7 @@ impl UsbipServerConn {
         let out_bytes = flight.out_bytes();
         let is_new = self.flights.insert(seqnum, flight).is_ok();
         if !is_new {
-            return Err(ProtocolViolation::new("seqnum", u64::from(seqnum), "a number in flight is not used again"));
+            return Err(number_in_flight(seqnum));
         }
         self.out_bytes_held += out_bytes;
         Ok(())
@@ -425,6 +468,12 @@ impl UsbipServerConn {
         for packet in &done.iso {
             self.outgoing.put(&message::encode_iso_packet(packet));
         }
+    }
+
+    /// Whether the client has marked a request as one without packets (0xffffffff), as usbip-win2 does with each. Linux's
+    /// vhci sends 0.
+    pub fn marks_no_packets(&self) -> bool {
+        self.marks_no_packets
     }
 
     /// How many URBs were received and have no reply yet.
@@ -517,6 +566,8 @@ impl UsbipServerConn {
         }
         to.count(self.answered.len());
         self.answered.iter().for_each(|&answered| to.u32(answered));
+        to.u32(self.dropping);
+        to.flag(self.marks_no_packets);
     }
 
     /// Makes a connection that continues from a saved one.
@@ -542,6 +593,9 @@ impl UsbipServerConn {
         }
         for _ in 0..answered {
             conn.answered.push_back(from.u32("answered unlink")?);
+        }
+        if from.version() >= 13 {
+            (conn.dropping, conn.marks_no_packets) = (from.u32("bytes to drop")?, from.flag("marks of no packets")?);
         }
         Ok(conn)
     }

@@ -19,8 +19,6 @@ fn a_client_that_breaks_a_rule_is_told_which() {
         ("direction", with(12, 2), 2),
         ("ep", with(16, 16), 16),
         ("ep", with(16, u32::MAX), u64::from(u32::MAX)),
-        ("transfer_buffer_length", with(24, (16 << 20) + 1), (16 << 20) + 1),
-        ("transfer_buffer_length", with(24, u32::MAX), u64::from(u32::MAX)),
     ];
     for (field, bytes, value) in cases {
         let mut server = Server::imported();
