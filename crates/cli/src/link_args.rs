@@ -10,6 +10,7 @@ use farbus::importer::client::{ClientConfig, ClientError, ImporterClient};
 use farbus::importer::options::transport::LinkTransport;
 use farbus::link::modules::recipe;
 use farbus_io_net::link::host_address::check_host;
+use farbus_io_net::link::silence_limit_of;
 use farbus_model::limits::LANES_MAX;
 use farbus_modules::ModuleSpec;
 
@@ -56,6 +57,14 @@ pub struct LinkArgs {
 /// What is wrong with the words.
 pub fn hold_from(seconds: &str) -> Result<Duration, String> {
     limit_of(seconds.parse().map_err(|_| format!("'{seconds}' is no number of seconds"))?)
+}
+
+/// Reads how long a plain connection may be silent, in seconds.
+///
+/// # Errors
+/// What is wrong with the words.
+pub fn silence_from(seconds: &str) -> Result<Duration, String> {
+    silence_limit_of(seconds.parse().map_err(|_| format!("'{seconds}' is no number of seconds"))?)
 }
 
 /// A parser for what links are made of, with the words for the help.

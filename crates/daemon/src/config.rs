@@ -33,6 +33,7 @@ use farbus::importer::discovery::local_shares;
 use farbus::importer::disk::DiskMode;
 use farbus::link::modules::program::ModuleProgram;
 use farbus_io_net::link::host_address::{DEFAULT_PORT, SECURE_PORT};
+use farbus_io_net::link::silence_limit_of;
 use farbus_io_net::local::time_words::parse_span;
 use farbus_io_net::trust::DeviceNotes;
 use farbus_model::budget::{DEVICES_MAX, MemoryBudget};
@@ -60,6 +61,8 @@ pub struct DaemonConfig {
     pub local_users: Vec<LocalUser>,
     /// The file mode of the Unix sockets in `listen`.
     pub socket_mode: SocketMode,
+    /// How long a peer of plain USB/IP may be silent, if that is configured.
+    pub plain_silence: Option<Duration>,
     /// Networks that may connect in addition to this machine.
     pub allow: Vec<IpNetwork>,
     /// Networks among these whose hosts may reserve with high criticality.
@@ -157,6 +160,7 @@ struct PlainTable {
     local_users: Vec<Spanned<String>>,
     allow: Vec<Spanned<String>>,
     reserve_high: Vec<Spanned<String>>,
+    silence: Option<Spanned<u64>>,
     announce: Option<bool>,
 }
 
@@ -345,6 +349,7 @@ impl DaemonConfig {
         let file: ConfigFile = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
         let socket_mode = file.plain.socket_mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
+        let plain_silence = file.plain.silence.as_ref().map(silence_from).transpose()?;
         let reserve_high = file.plain.reserve_high.iter().map(parsed).collect::<Result<Vec<IpNetwork>, _>>()?;
         let local_users = file.plain.local_users.iter().map(parsed).collect::<Result<_, _>>()?;
         let is_default_listen = file.plain.listen.is_none();
@@ -414,6 +419,7 @@ impl DaemonConfig {
             is_default_listen,
             local_users,
             socket_mode,
+            plain_silence,
             allow,
             reserve_high,
             secure,
@@ -763,6 +769,10 @@ fn lease_limit_from(
 
 fn hold_from(seconds: &Spanned<u64>) -> Result<Duration, SpannedError> {
     limit_of(*seconds.get_ref()).map_err(|message| (Some(seconds.span()), message))
+}
+
+fn silence_from(seconds: &Spanned<u64>) -> Result<Duration, SpannedError> {
+    silence_limit_of(*seconds.get_ref()).map_err(|message| (Some(seconds.span()), message))
 }
 
 /// Where programs find the device. An address off the loopback is refused, because any host could connect there, and a

@@ -26,7 +26,7 @@ use farbus_control::failure::CommandFailure;
 use farbus_control::process::{ProcessDevice, ProcessStatus};
 use farbus_io_linux::service::ServiceNotifier;
 use farbus_io_linux::usb::HotplugMonitor;
-use farbus_io_net::link::TcpLinkListener;
+use farbus_io_net::link::{PLAIN_SILENCE, TcpLinkListener};
 use farbus_io_net::local::control_socket::{Answer, Question, SentAnswer, TopologyAct};
 use farbus_io_net::local::passed_files::PassedFiles;
 use farbus_io_net::trust::AuditRecorder;
@@ -260,6 +260,7 @@ impl Supervisor {
         let mut changes = SupervisorChanges::default();
         let opened = self.listen(&mut has, &config, &mut changes)?;
         self.share.show(config.observable);
+        self.share.limit_plain_silence(config.plain_silence.unwrap_or(PLAIN_SILENCE));
         self.share.configure_notes(config.notes.clone());
         self.share.set_budget(config.budget);
         self.share.limit_leases(config.lease_limit);

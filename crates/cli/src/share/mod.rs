@@ -38,8 +38,8 @@ use farbus_io_linux::sys::confine::ConfinementNeeds;
 use farbus_io_linux::sys::startup_memory;
 use farbus_io_linux::usb::{HotplugMonitor, UsbDeviceSelector};
 use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};
-use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::link::host_address::SECURE_PORT;
+use farbus_io_net::link::{PLAIN_SILENCE, TcpLinkListener};
 use farbus_io_net::local::control_socket::ControlSocket;
 use farbus_io_net::store::create_output;
 use farbus_io_net::trust::{AuditLog, AuditRecorder, HostFolder, host_name};
@@ -52,7 +52,7 @@ use signal_hook::iterator::Signals;
 use tracing::warn;
 
 use super::CommandFailure;
-use super::link_args::hold_from;
+use super::link_args::{hold_from, silence_from};
 use super::output::print_json;
 use by_daemon::{RunningDaemon, ShareLifetime};
 use words::{ShareReach, ShareSpec, quoted_all, say_device, say_of_serial_port, say_place, say_what_to_type};
@@ -246,6 +246,12 @@ pub struct Args {
     /// s, and a disk for 25 s at most. If the user's own limit ('farbus attach --hold') is shorter, that counts.
     #[arg(long, group = "own", value_name = "SECONDS", default_value = "20", value_parser = hold_from)]
     hold: Duration,
+    /// How long a plain connection may be silent, in s.
+    ///
+    /// A host that uses a device without a session and acknowledges nothing for so long, 2 to 3600 s, has lost it. A
+    /// connection that is closed or reset ends at once.
+    #[arg(long, group = "own", value_name = "SECONDS", default_value = "20", value_parser = silence_from)]
+    silence: Duration,
     /// Write requests, stage by stage, to FILE.
     ///
     /// The last requests of each session, as lines of JSON, when the session ends.
@@ -266,7 +272,8 @@ impl Args {
         let admits = !self.local_users.is_empty() || self.observable || !self.reserve_high.is_empty();
         let serves = !self.allow_module.is_empty() || !self.reserve.is_empty();
         let limits = self.peer_memory != PEER_MEMORY_MIB || self.peer_devices != PEER_DEVICES;
-        listens || admits || serves || limits || self.hold != HOLD || self.trace.is_some() || self.no_sandbox
+        let waits = self.hold != HOLD || self.silence != PLAIN_SILENCE;
+        listens || admits || serves || limits || waits || self.trace.is_some() || self.no_sandbox
     }
 
     /// Whether `--json` was given.
@@ -444,6 +451,7 @@ fn configure(share: &Share, args: &Args) -> Result<(), CommandFailure> {
     reserve(share, &args.reserve)?;
     share.allow_reserve_high(args.reserve_high.clone());
     share.show(args.observable);
+    share.limit_plain_silence(args.silence);
     let budget = MemoryBudget::DEFAULT.with_peer_bytes((args.peer_memory as usize) << 20);
     share.set_budget(budget.with_devices(args.peer_devices as usize));
     share.wait_for_successors(args.hold);

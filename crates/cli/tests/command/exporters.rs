@@ -5,7 +5,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::harness::{Harness, PATIENCE, Share};
 
@@ -25,6 +25,8 @@ enum Answer {
     Then(Vec<u8>, Vec<u8>),
     /// Accepts and never answers.
     Silence,
+    /// Sends these bytes after the first message, but only after so long, and closes.
+    Late(Duration, Vec<u8>),
 }
 
 impl Liar {
@@ -50,6 +52,11 @@ fn give(mut stream: TcpStream, answer: Answer) -> std::io::Result<()> {
         Answer::Then(greeting, bytes) => {
             stream.write_all(&greeting)?;
             hear(&mut stream)?;
+            stream.write_all(&bytes)
+        }
+        Answer::Late(after, bytes) => {
+            // waits: the exporter is that slow; it is what the test is about
+            thread::sleep(after);
             stream.write_all(&bytes)
         }
         Answer::Silence => loop {
@@ -177,6 +184,14 @@ fn exporter_that_stops_within_a_message_is_a_network_failure() {
     }
     // A share of this machine hangs up on users that it does not serve.
     assert_refused("nothing", &[say([])], 3, "refused");
+}
+
+/// usbipd-win restarts a device, and claims it for up to 10 s, before it answers.
+#[test]
+fn exporter_may_take_longer_for_an_import_than_for_a_list() {
+    let late = Answer::Late(Duration::from_secs(12), op(0x0111, 3, 2));
+    let busy = assert_refused("busy, after 12 s", &[say(list(&["1-1"])), late], 3, "refused");
+    assert!(busy.contains("in use"), "{busy}");
 }
 
 #[test]

@@ -16,9 +16,11 @@ use super::own_network;
 use super::trust::{hosts, next_code};
 
 const MIB: u64 = 1 << 20;
-/// A silent peer is given up after five seconds (U11), and a machine that stalls adds its own; TCP alone would wait for
-/// a quarter of an hour.
+/// A silent peer is given up after 20 seconds at most (U11), and a machine that stalls adds its own; TCP alone would
+/// wait for a quarter of an hour.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// A gap in the network that a plain connection outlives: longer than the silence of a session.
+const GAP: Duration = Duration::from_secs(8);
 
 /// Two hosts and the router between them, each a network namespace. Dropping it removes all three.
 pub struct Network {
@@ -84,10 +86,12 @@ pub fn command_in(harness: &Harness, namespace: &str, arguments: &[&str]) -> Com
     harness.command_of(Path::new("nsenter"), &arguments)
 }
 
-fn share_over(harness: &Harness, network: &Network) -> Share {
+fn share_over(harness: &Harness, network: &Network, options: &[&str]) -> Share {
     let image = harness.image("image", 64 * MIB);
     let disk = format!("disk:{}", image.display());
-    Share::follow(Running::start(command_in(harness, &network.far, &["share", &disk, "--listen", &format!("{FAR}:0")])))
+    let listen = format!("{FAR}:0");
+    let words = [&["share", &disk, "--listen", &listen], options].concat();
+    Share::follow(Running::start(command_in(harness, &network.far, &words)))
 }
 
 fn attach_over(harness: &Harness, network: &Network, share: &Share, at: &Path) -> (Running, PathBuf) {
@@ -113,17 +117,24 @@ fn a_network_that_goes_silent_ends_both_sides_within_a_minute_whether_bytes_pass
     }
     let network = network.expect("looked at just now");
     let harness = Harness::new();
-    let share = share_over(&harness, &network);
+    let share = share_over(&harness, &network, &[]);
     let at = harness.path("at");
     for is_busy in [true, false] {
         network.forward(true);
         let (mut attach, path) = attach_over(&harness, &network, &share, &at);
-        let turns = Arc::<AtomicU64>::default();
-        let reader = is_busy.then(|| {
-            let turns = Arc::clone(&turns);
-            thread::spawn(move || read_for_ever(&path, &turns))
-        });
-        wait_until(PATIENCE, "bytes pass", || !is_busy || turns.load(Ordering::Relaxed) > 3);
+        let turns = harness.path(&format!("turns-{is_busy}"));
+        let mut reader = is_busy.then(|| reading_program(&harness, &path, &turns));
+        let reads = || std::fs::read(&turns).map_or(0, |turns| turns.len());
+        wait_until(PATIENCE, "bytes pass", || !is_busy || reads() > 3);
+        assert_ne!(state(&harness), "available");
+
+        // The connection has no session that would get another link.
+        network.forward(false);
+        // waits: the length of the gap is what the test is about
+        thread::sleep(GAP);
+        network.forward(true);
+        let before = reads();
+        wait_until(PATIENCE, "bytes pass again", || !is_busy || reads() > before + 3);
         assert_ne!(state(&harness), "available");
 
         network.forward(false);
@@ -134,10 +145,36 @@ fn a_network_that_goes_silent_ends_both_sides_within_a_minute_whether_bytes_pass
         println!("busy {is_busy}: free after {freed:?}, the attachment's end after {:?}", silent.elapsed());
         assert!(attach.log().contains("the link was lost"), "{}", attach.log());
         assert!(!is_mounted(&at) && !at.exists());
-        if let Some(reader) = reader {
-            reader.join().unwrap();
+        if let Some(reader) = &mut reader {
+            assert_eq!(reader.wait_for_end(PATIENCE), Some(1), "a read has failed");
         }
     }
+}
+
+/// A program that reads until that fails, and appends a byte to `turns` each time. A thread of the test would not do:
+/// while its read waits, the test starts no program.
+fn reading_program(harness: &Harness, path: &Path, turns: &Path) -> Running {
+    let script = "while dd if=\"$0\" of=/dev/null bs=1M count=4 iflag=direct; do printf . >> \"$1\"; done; exit 1";
+    let words = ["-c", script, path.to_str().unwrap(), turns.to_str().unwrap()];
+    Running::start(harness.command_of(Path::new("sh"), &words))
+}
+
+#[test]
+fn an_exporter_with_a_shorter_silence_offers_the_device_while_its_importer_still_waits() {
+    let network = Network::lay("shorter");
+    if !has("network namespaces", network.is_some()) || !has_fuse() {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let harness = Harness::new();
+    let share = share_over(&harness, &network, &["--silence", "3"]);
+    let (mut attach, _) = attach_over(&harness, &network, &share, &harness.path("at"));
+    network.forward(false);
+    let silent = Instant::now();
+    wait_until(SILENCE_MAX, "the exporter offers the device again", || state(&harness) == "available");
+    println!("free after {:?}", silent.elapsed());
+    assert!(!attach.log().contains("the link was lost"), "it waits for 20 s: {}", attach.log());
+    assert_eq!(attach.wait_for_end(SILENCE_MAX), Some(5), "{}", attach.log());
 }
 
 #[test]

@@ -14,6 +14,10 @@ fn empty_configuration_has_defaults_and_shares_nothing() {
     assert!(config.shares.is_empty() && config.rules.is_empty() && config.attachments.is_empty());
     let none = DaemonConfig::parse("plain.listen = []").unwrap();
     assert!(none.listen.is_empty());
+    let silence = |text: &str| DaemonConfig::parse(text).map(|config| config.plain_silence);
+    assert_eq!(silence(""), Ok(None));
+    assert_eq!(silence("plain.silence = 60"), Ok(Some(Duration::from_secs(60))));
+    assert!(silence("plain.silence = 1").unwrap_err().1.contains("2 to 3600"));
     let local = DaemonConfig::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
     assert_eq!(
         (&local.listen, local.broker_policy().socket_mode),

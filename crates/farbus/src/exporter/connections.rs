@@ -108,6 +108,9 @@ fn serve_session(shared: &Arc<ExporterState>, number: u64, session: &Arc<Session
 /// Serves a connection that speaks USB/IP, on its own thread, until it ends.
 fn serve_usbip(shared: &ExporterState, number: u64, session: &SessionEntry, link: &Link, since: Instant) {
     let ExporterState { registry, permissions, serving, .. } = shared;
+    if let Err(error) = link.limit_silence(serving.plain_silence()) {
+        debug!(peer = session.peer, %error, "its silence is limited as a session's");
+    }
     let mut exporter = Exporter::new(since, serving.limits);
     if !exporter.draw_on(ConnectionAllowance::of(Arc::clone(&session.account))) {
         warn!(peer = session.peer, "the connection was turned away: its peer holds as much memory as it may");

@@ -313,6 +313,12 @@ impl Share {
         self.shared.sessions.accounts.set_budget(budget);
     }
 
+    /// Sets how long the peer of a plain connection may be silent before its device is offered again; it holds for
+    /// connections made from now on. The default is [`PLAIN_SILENCE`](farbus_io_net::link::PLAIN_SILENCE).
+    pub fn limit_plain_silence(&self, silence_max: Duration) {
+        self.shared.serving.limit_plain_silence(silence_max);
+    }
+
     /// Sets whether a host that may use a device may also observe what the device sends while another host uses it. The
     /// default is no.
     pub fn show(&self, is_observable: bool) {

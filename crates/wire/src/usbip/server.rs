@@ -470,8 +470,8 @@ impl UsbipServerConn {
         }
     }
 
-    /// Whether the client has marked a request as one without packets (0xffffffff), as usbip-win2 does with each. Linux's
-    /// vhci sends 0.
+    /// Whether the client has marked a request as one without packets (0xffffffff), as usbip-win2 does with each.
+    /// Linux's vhci sends 0.
     pub fn marks_no_packets(&self) -> bool {
         self.marks_no_packets
     }

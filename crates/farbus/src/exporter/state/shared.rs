@@ -25,9 +25,11 @@
 //! The leases are never locked together with the registry: the key of a device's leases is read first. No lock is held
 //! while a device, a link or a file is used, except for an idle device's command, which the registry's lock keeps idle.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
 
-use farbus_io_net::link::BoottimeClock;
+use farbus_io_net::link::{BoottimeClock, PLAIN_SILENCE};
 use farbus_io_net::trust::Fingerprint;
 use farbus_model::SessionLimits;
 use farbus_session::native::AllowedModules;
@@ -70,6 +72,8 @@ pub struct ExporterState {
 pub struct ConnectionContext {
     pub(crate) clock: BoottimeClock,
     pub(crate) limits: SessionLimits,
+    /// How long a peer of plain USB/IP may be silent, milliseconds.
+    plain_silence_ms: AtomicU64,
     /// The modules that importers may ask for; if none were set, those that need nothing of this host.
     modules: OrderedMutex<Option<Arc<AllowedModules>>, ALONE>,
     /// Answers the questions of neighbouring hosts about links between hosts.
@@ -104,6 +108,7 @@ impl ExporterState {
             serving: ConnectionContext {
                 clock,
                 limits,
+                plain_silence_ms: AtomicU64::new(PLAIN_SILENCE.as_millis() as u64),
                 modules: OrderedMutex::default(),
                 neighbourhood: OnceLock::new(),
                 trace: TraceWriter::default(),
@@ -113,6 +118,16 @@ impl ExporterState {
 }
 
 impl ConnectionContext {
+    /// How long a peer of plain USB/IP may be silent.
+    pub fn plain_silence(&self) -> Duration {
+        Duration::from_millis(self.plain_silence_ms.load(Ordering::Relaxed))
+    }
+
+    /// Sets how long the peers of later plain connections may be silent.
+    pub fn limit_plain_silence(&self, silence_max: Duration) {
+        self.plain_silence_ms.store(silence_max.as_millis() as u64, Ordering::Relaxed);
+    }
+
     /// The modules that importers may ask for.
     pub fn modules(&self) -> Option<Arc<AllowedModules>> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{Link, LinkError};
+use farbus_io_net::link::{Link, LinkError, PLAIN_SILENCE};
 use farbus_io_net::trust::{LinkProtocol, LinkTraffic, Peer};
 
 use super::error::{ClientError, local, lost};
@@ -107,6 +107,7 @@ impl HostConnector {
             None => self.system.connect(address, time_max).map_err(ClientError::Link)?,
         };
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
+        link.limit_silence(PLAIN_SILENCE).map_err(|source| lost(address, source))?;
         Ok(link)
     }
 

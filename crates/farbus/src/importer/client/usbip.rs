@@ -1,5 +1,7 @@
 //! Importing a device by plain USB/IP: one link carries it, and it is lost with that link.
 
+use std::time::Duration;
+
 use farbus_host::{DescriptorEnumerator, HostPort, IdSource, run};
 use farbus_model::{Device, SessionLimits};
 use farbus_session::importer::HandshakeAnswer;
@@ -14,6 +16,9 @@ use super::offers::resolve;
 use super::target::DeviceTarget;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::usbip::{HoldingLink, RemotePort};
+
+/// How long an exporter may take to hand over a device: usbipd-win restarts it and claims it for up to 10 s more.
+const IMPORT_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Imports a device: its link, and what speaks USB/IP on it.
 ///
@@ -30,6 +35,7 @@ pub fn import(connector: &HostConnector, target: &DeviceTarget) -> Result<(Holdi
         Err(error) => return Err(error),
     };
     let link = connector.connect(&target.address, ANSWER_TIME_MAX)?;
+    link.set_receive_timeout(Some(IMPORT_TIME_MAX)).map_err(local)?;
     let mut handshake = ImportHandshake::import(SessionLimits::DEFAULT, &bus_id);
     match (converse(&link, &mut handshake)?, unlisted) {
         (HandshakeAnswer::Imported(record), _) => Ok((HoldingLink::new(link), handshake.into_device(record))),
