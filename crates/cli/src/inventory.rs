@@ -107,6 +107,7 @@ mod tests {
             bus: 2,
             number: 9,
             descriptors: DescriptorSet::default(),
+            repairs: Default::default(),
             serial: Some("0123".into()),
             speed: UsbSpeed::Full,
             configuration: 1,

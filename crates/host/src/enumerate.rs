@@ -4,22 +4,23 @@
 //! |---|---|---|
 //! | device descriptor | 18 bytes | error |
 //! | object store, at SuperSpeed | 5 bytes, then all of it | left out |
-//! | each configuration | 9 bytes, then `wTotalLength` | error |
+//! | first configuration | 9 bytes, then `wTotalLength` | error |
+//! | each further one | the same | it and those behind it are left out |
 //! | languages | string 0 | no strings; without a language: US English |
 //! | each string that a descriptor names | 255 bytes | left out |
 //!
 //! The device descriptor is asked for as a whole. Kernels first ask for 8 or 64 bytes, before they know the size of
 //! endpoint 0, and exporters recognise a port reset by that; the size of endpoint 0 is the exporter's concern.
 //!
-//! A refused piece may be missing, but a piece that is there must be valid: a false length is an error with its offset.
-//! Everything is bounded by [`limits`].
+//! What is broken is repaired as Linux does ([`farbus_model::repair`]), so that a device that works at a kernel works
+//! here; [`DescriptorEnumerator::repairs`] says what was. Everything is bounded by [`limits`].
 
 use std::fmt;
 
 use farbus_model::descriptor::{
     DescriptorError, DescriptorSet, DeviceDescriptor, LANGUAGE_EN_US, UsbConfiguration, kind, string_from_bytes,
 };
-use farbus_model::{Instant, Payload, SetupPacket, Urb, UrbCompletion, UrbId, UrbStatus, UsbSpeed};
+use farbus_model::{DescriptorRepairs, Instant, Payload, SetupPacket, Urb, UrbCompletion, UrbId, UrbStatus, UsbSpeed};
 
 use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::{self, BOS_BYTES_MAX, CONFIGURATIONS_MAX, CONTROL_TIMEOUT, STRINGS_MAX};
@@ -39,6 +40,7 @@ pub struct DescriptorEnumerator {
     found: DescriptorSet,
     /// Indexes of the strings still to be read, last one first.
     strings: Vec<u8>,
+    repairs: DescriptorRepairs,
     language: u16,
     request_count: usize,
     /// When the last piece has to be there; `None`: each has its own time.
@@ -81,7 +83,13 @@ impl DescriptorEnumerator {
         let (transfers, strings) = (TransferTracker::new(ids), Vec::new());
         let (step, language, request_count, until, outcome) =
             (EnumerationStep::Finished, LANGUAGE_EN_US, 0, None, None);
-        Self { transfers, speed, step, found, strings, language, request_count, until, outcome }
+        let repairs = DescriptorRepairs::default();
+        Self { transfers, speed, step, found, strings, repairs, language, request_count, until, outcome }
+    }
+
+    /// What was repaired in the descriptors that were read.
+    pub fn repairs(&self) -> &DescriptorRepairs {
+        &self.repairs
     }
 
     fn ask(&mut self, now: Instant, step: EnumerationStep) {
@@ -131,6 +139,11 @@ impl DescriptorEnumerator {
         let bytes = done.payload.contiguous();
         match self.step {
             EnumerationStep::BosHeader | EnumerationStep::Bos(_) if refused => Ok(EnumerationStep::Header(0)),
+            EnumerationStep::Header(index @ 1..) if done.status == UrbStatus::Stall => {
+                self.repairs.note(17, "there are fewer configurations than bNumConfigurations says");
+                self.found.device.configurations = index;
+                Ok(self.first_string())
+            }
             EnumerationStep::Languages if refused => Ok(EnumerationStep::Finished),
             // A device that refuses one string may have the next; one that is silent has had its chance.
             EnumerationStep::String(_) if done.status == UrbStatus::TimedOut => Ok(EnumerationStep::Finished),
@@ -138,13 +151,21 @@ impl DescriptorEnumerator {
             _ if done.status == UrbStatus::TimedOut => Err(EnumerationErrorReason::TimedOut),
             _ if refused => Err(EnumerationErrorReason::Refused(done.status)),
             EnumerationStep::Device => self.understand_device(&bytes),
-            EnumerationStep::BosHeader => Self::bos_total(&bytes).map(EnumerationStep::Bos),
-            EnumerationStep::Bos(total) => self.understand_bos(&bytes, total),
+            EnumerationStep::BosHeader | EnumerationStep::Bos(_) => Ok(self.understand_bos(&bytes)),
             EnumerationStep::Header(index) => {
-                Self::room(&bytes, UsbConfiguration::HEADER_BYTES)?;
-                Ok(EnumerationStep::Configuration(index, UsbConfiguration::total_length(&bytes)?))
+                let got = bytes.len();
+                let Some(&[_, kind, low, high]) = bytes.first_chunk::<4>() else {
+                    return Err(EnumerationErrorReason::Cut { got, wanted: UsbConfiguration::HEADER_BYTES });
+                };
+                if kind != kind::CONFIGURATION {
+                    return Err(DescriptorError { offset: 1, rule: "a configuration descriptor has type 2" }.into());
+                }
+                let total = usize::from(u16::from_le_bytes([low, high])).max(UsbConfiguration::HEADER_BYTES);
+                Ok(EnumerationStep::Configuration(index, total))
             }
-            EnumerationStep::Configuration(index, total) => self.understand_configuration(&bytes, index, total),
+            EnumerationStep::Configuration(index, total) => {
+                self.understand_configuration(&bytes[..bytes.len().min(total)], index)
+            }
             EnumerationStep::Languages => Ok(self.understand_languages(&bytes)),
             EnumerationStep::String(index) => {
                 if bytes.get(1) == Some(&kind::STRING) {
@@ -157,55 +178,36 @@ impl DescriptorEnumerator {
     }
 
     fn understand_device(&mut self, bytes: &[u8]) -> Result<EnumerationStep, EnumerationErrorReason> {
-        self.found.device = DeviceDescriptor::parse(bytes)?;
+        self.found.device = DeviceDescriptor::read(bytes, &mut self.repairs)?;
+        if self.found.device.configurations > CONFIGURATIONS_MAX {
+            self.repairs.note(17, "there are more than 8 configurations: the first 8 count");
+            self.found.device.configurations = CONFIGURATIONS_MAX;
+        }
         match self.found.device.configurations {
             0 => Err(EnumerationErrorReason::Malformed(DescriptorError {
                 offset: 17,
                 rule: "a device has a configuration",
             })),
-            n if n > CONFIGURATIONS_MAX => {
-                Err(EnumerationErrorReason::TooMany { count: n.into(), max: CONFIGURATIONS_MAX.into() })
-            }
             _ if self.speed >= UsbSpeed::Super => Ok(EnumerationStep::BosHeader),
             _ => Ok(EnumerationStep::Header(0)),
         }
     }
 
-    /// `wTotalLength` of an object store whose header these bytes are.
-    fn bos_total(bytes: &[u8]) -> Result<usize, EnumerationErrorReason> {
-        Self::room(bytes, BOS_HEADER_BYTES)?;
-        let total = usize::from(u16::from_le_bytes([bytes[2], bytes[3]]));
-        if bytes[1] != kind::BOS || total < BOS_HEADER_BYTES {
-            let rule = "an object store begins with 5, 15 and covers itself";
-            return Err(DescriptorError { offset: 0, rule }.into());
+    /// An object store counts if it is whole; nothing of the device depends on it.
+    fn understand_bos(&mut self, bytes: &[u8]) -> EnumerationStep {
+        let total = bos_total(bytes).filter(|total| *total <= BOS_BYTES_MAX);
+        match (self.step, total) {
+            (EnumerationStep::BosHeader, Some(total)) => return EnumerationStep::Bos(total),
+            (EnumerationStep::Bos(requested), Some(total)) if total == requested && bytes.len() >= total => {
+                self.found.bos = bytes[..total].to_vec();
+            }
+            _ => self.repairs.note(0, "the binary object store is broken: left out"),
         }
-        if total > BOS_BYTES_MAX {
-            return Err(EnumerationErrorReason::TooMany { count: total, max: BOS_BYTES_MAX });
-        }
-        Ok(total)
+        EnumerationStep::Header(0)
     }
 
-    fn understand_bos(&mut self, bytes: &[u8], total: usize) -> Result<EnumerationStep, EnumerationErrorReason> {
-        Self::room(bytes, total)?;
-        if Self::bos_total(bytes)? != total {
-            return Err(DescriptorError { offset: 2, rule: "wTotalLength stays what it was" }.into());
-        }
-        self.found.bos = bytes[..total].to_vec();
-        Ok(EnumerationStep::Header(0))
-    }
-
-    fn understand_configuration(
-        &mut self,
-        bytes: &[u8],
-        index: u8,
-        total: usize,
-    ) -> Result<EnumerationStep, EnumerationErrorReason> {
-        Self::room(bytes, total)?;
-        let configuration = UsbConfiguration::parse(bytes)?;
-        if configuration.bytes.len() != total {
-            return Err(DescriptorError { offset: 2, rule: "wTotalLength stays what it was" }.into());
-        }
-        self.found.configurations.push(configuration);
+    fn understand_configuration(&mut self, bytes: &[u8], index: u8) -> Result<EnumerationStep, EnumerationErrorReason> {
+        self.found.configurations.push(UsbConfiguration::read(bytes, self.speed, &mut self.repairs)?);
         let next = index + 1;
         if next < self.found.device.configurations {
             return Ok(EnumerationStep::Header(next));
@@ -236,10 +238,14 @@ impl DescriptorEnumerator {
     fn next_string(&mut self) -> EnumerationStep {
         self.strings.pop().map_or(EnumerationStep::Finished, EnumerationStep::String)
     }
+}
 
-    fn room(bytes: &[u8], wanted: usize) -> Result<(), EnumerationErrorReason> {
-        if bytes.len() < wanted { Err(EnumerationErrorReason::Cut { got: bytes.len(), wanted }) } else { Ok(()) }
-    }
+/// `wTotalLength` of an object store, if these bytes begin one.
+fn bos_total(bytes: &[u8]) -> Option<usize> {
+    let &[length, kind, low, high, _] = bytes.first_chunk::<BOS_HEADER_BYTES>()?;
+    let total = usize::from(u16::from_le_bytes([low, high]));
+    let is_whole = usize::from(length) >= BOS_HEADER_BYTES && total >= usize::from(length);
+    (kind == kind::BOS && is_whole).then_some(total)
 }
 
 impl DeviceDriver for DescriptorEnumerator {
@@ -318,13 +324,6 @@ pub enum EnumerationErrorReason {
     },
     /// A byte is not what the specification wants there.
     Malformed(DescriptorError),
-    /// More than this crate's limit.
-    TooMany {
-        /// The device's number.
-        count: usize,
-        /// The most that this crate accepts.
-        max: usize,
-    },
 }
 
 impl From<DescriptorError> for EnumerationErrorReason {
@@ -375,9 +374,6 @@ impl fmt::Display for EnumerationErrorReason {
             EnumerationErrorReason::Gone => f.write_str("the device is gone or was reset"),
             EnumerationErrorReason::Cut { got, wanted } => write!(f, "{got} of {wanted} bytes came"),
             EnumerationErrorReason::Malformed(error) => error.fmt(f),
-            EnumerationErrorReason::TooMany { count, max } => {
-                write!(f, "{count} is more than the {max} that are allowed")
-            }
         }
     }
 }

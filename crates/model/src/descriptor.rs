@@ -1,7 +1,7 @@
 //! Descriptors as hosts read them (USB 2.0 §9.6, USB 3.2 §9.6), and which endpoints are active.
 //!
-//! An importer parses untrusted bytes: it checks every length, skips descriptors it does not know, and refuses invalid
-//! ones with their offset.
+//! Bytes of a device are untrusted: every length is checked, and descriptors that are not known are skipped. Here
+//! invalid ones are refused with their offset; [`repair`](crate::repair) reads them as Linux does.
 
 use core::fmt;
 use core::time::Duration;

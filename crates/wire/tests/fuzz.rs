@@ -11,8 +11,8 @@ use farbus_model::descriptor::{
     string_to_bytes,
 };
 use farbus_model::{
-    BufferPool, EpAddr, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, Urb, UrbCompletion, UrbId,
-    UrbStatus,
+    BufferPool, DescriptorRepairs, EpAddr, IsoPacket, Payload, SessionLimits, TransferDirection, TransferType, Urb,
+    UrbCompletion, UrbId, UrbStatus, UsbSpeed,
 };
 use farbus_wire::usbip::client::UsbipReply;
 use farbus_wire::usbip::message::{self, OpHeader, RawHeader, SubmitCommand as Checked, SubmitReply};
@@ -514,6 +514,13 @@ fn fuzz_descriptors() {
                 assert_selection(configuration, input);
             }
             (Err(error), _) => assert!(error.offset <= bytes.len() && !error.rule.is_empty(), "{error}"),
+        }
+        let speed = input.pick(&[UsbSpeed::Low, UsbSpeed::Full, UsbSpeed::High, UsbSpeed::Super]);
+        if let Ok(configuration) = UsbConfiguration::read(&bytes, speed, &mut DescriptorRepairs::default()) {
+            UsbConfiguration::parse(&configuration.bytes).expect("a strict reader can follow what is kept");
+            let again = UsbConfiguration::read(&configuration.bytes, speed, &mut DescriptorRepairs::default());
+            assert_eq!(again.unwrap(), configuration);
+            assert_selection(configuration, input);
         }
         let text = string_from_bytes(input.rest());
         assert_eq!(string_from_bytes(&string_to_bytes(&text)), text);

@@ -69,6 +69,7 @@ mod network;
 mod next_steps;
 mod observe;
 mod output;
+mod odd_devices;
 mod own_files;
 mod own_network;
 mod owner;

@@ -96,6 +96,7 @@ fn found(bus_id: &str, product: &str, class: [u8; 3]) -> PluggedDevice {
         bus: 1,
         number: 7,
         descriptors: DescriptorSet { device, strings: [(2, product.to_owned())].into(), ..DescriptorSet::default() },
+        repairs: Default::default(),
         serial: None,
         speed: UsbSpeed::High,
         configuration: 1,

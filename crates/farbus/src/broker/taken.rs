@@ -134,6 +134,7 @@ mod tests {
             bus: 1,
             number,
             descriptors: DescriptorSet::default(),
+            repairs: Default::default(),
             serial: None,
             speed: UsbSpeed::High,
             configuration: 1,

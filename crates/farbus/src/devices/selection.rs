@@ -173,6 +173,7 @@ mod tests {
             bus: 1,
             number: 2,
             descriptors: DescriptorSet { device, strings, ..DescriptorSet::default() },
+            repairs: Default::default(),
             serial: None,
             speed: UsbSpeed::High,
             configuration: 1,

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod answers;
 pub mod fake;
+pub mod kernel;
 pub mod port;
 pub mod rng;
 

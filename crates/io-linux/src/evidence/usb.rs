@@ -85,6 +85,7 @@ mod tests {
             bus: 1,
             number: 2,
             descriptors: DescriptorSet { device, ..DescriptorSet::default() },
+            repairs: Default::default(),
             serial: serial.map(str::to_owned),
             speed: UsbSpeed::High,
             configuration: 1,

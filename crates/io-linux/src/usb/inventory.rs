@@ -7,8 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use farbus_model::descriptor::{DeviceDescriptor, UsbConfiguration};
-use farbus_model::{DescriptorSet, UsbSpeed};
+use farbus_model::descriptor::{DeviceDescriptor, UsbConfiguration, kind};
+use farbus_model::{DescriptorRepairs, DescriptorSet, UsbSpeed};
 use rustix::fs::Access;
 
 /// The class of hubs, which are never shared; devices behind them are.
@@ -36,6 +36,8 @@ pub struct PluggedDevice {
     pub number: u32,
     /// Its descriptors; strings as far as the kernel could read them.
     pub descriptors: DescriptorSet,
+    /// What was repaired in them.
+    pub repairs: DescriptorRepairs,
     /// Its serial number.
     pub serial: Option<String>,
     /// The speed it runs at.
@@ -271,7 +273,8 @@ impl UsbInventory {
         let raw = fs::read(folder.join("descriptors")).ok()?;
         let strings = ["manufacturer", "product", "serial"].map(|name| string(&folder.join(name)));
         let configuration = number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0);
-        let mut descriptors = parse(&raw, strings);
+        let (speed, mut repairs) = (speed(&text("speed").unwrap_or_default()), DescriptorRepairs::default());
+        let mut descriptors = parse(&raw, speed, strings, &mut repairs);
         if let Some(all) = &mut descriptors {
             let own = names.iter().filter(|name| name.strip_prefix(bus_id).is_some_and(|rest| rest.starts_with(':')));
             let interfaces = own.map(|name| self.devices.join(name));
@@ -289,7 +292,8 @@ impl UsbInventory {
             bus,
             number: device_number,
             serial: text("serial"),
-            speed: speed(&text("speed").unwrap_or_default()),
+            speed,
+            repairs,
             configuration,
             interfaces,
             is_imported: is_below_vhci(&folder),
@@ -415,14 +419,19 @@ fn ports_of(bus_id: &str) -> Vec<u32> {
     bus_id.split(['-', '.']).filter_map(|part| part.parse().ok()).collect()
 }
 
-/// Parses the device descriptor and all configurations behind it.
-fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<DescriptorSet> {
-    let device = DeviceDescriptor::parse(raw).ok()?;
+/// Reads the device descriptor and all configurations behind it, as far as the kernel has kept them.
+fn parse(
+    raw: &[u8],
+    speed: UsbSpeed,
+    strings: [Option<String>; 3],
+    repairs: &mut DescriptorRepairs,
+) -> Option<DescriptorSet> {
+    let device = DeviceDescriptor::read(raw, repairs).ok()?;
     let mut configurations = Vec::new();
     let mut rest = &raw[DeviceDescriptor::BYTES..];
-    while let Ok(total) = UsbConfiguration::total_length(rest) {
-        let (own, others) = rest.split_at(total.min(rest.len()));
-        configurations.extend(parse_leniently(own));
+    while is_configuration(rest) {
+        let (own, others) = rest.split_at(end_of_configuration(rest));
+        configurations.extend(UsbConfiguration::read(own, speed, repairs));
         rest = others;
     }
     let indexes = [device.manufacturer_string, device.product_string, device.serial_string];
@@ -431,19 +440,26 @@ fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<DescriptorSet> {
     Some(DescriptorSet { device, configurations, strings, ..DescriptorSet::default() })
 }
 
-/// Some real devices have descriptors with broken tails, and work: what comes before the break counts, as for the
-/// kernel.
-fn parse_leniently(bytes: &[u8]) -> Option<UsbConfiguration> {
-    let mut bytes = bytes.to_vec();
-    loop {
-        let length = u16::try_from(bytes.len()).ok()?;
-        bytes.get_mut(2..4)?.copy_from_slice(&length.to_le_bytes());
-        match UsbConfiguration::parse(&bytes) {
-            Ok(configuration) => return Some(configuration),
-            Err(error) if error.offset >= UsbConfiguration::HEADER_BYTES => bytes.truncate(error.offset),
-            Err(_) => return None,
+/// Whether a configuration begins with these bytes.
+fn is_configuration(bytes: &[u8]) -> bool {
+    matches!(bytes, [length, kind::CONFIGURATION, ..] if usize::from(*length) >= UsbConfiguration::HEADER_BYTES)
+}
+
+/// Where the first configuration of these bytes ends. The kernel keeps what `wTotalLength` says, or less: what is
+/// before the first broken descriptor. Then the next configuration begins earlier, where libusb looks for it, too.
+fn end_of_configuration(bytes: &[u8]) -> usize {
+    let total = UsbConfiguration::total_length(bytes).unwrap_or(usize::MAX);
+    if bytes.len() == total || bytes.get(total..).is_some_and(is_configuration) {
+        return total;
+    }
+    let mut at = 0;
+    while let Some(&length @ 2..) = bytes.get(at) {
+        at += usize::from(length);
+        if bytes.get(at..).is_some_and(is_configuration) {
+            return at;
         }
     }
+    bytes.len()
 }
 
 #[cfg(test)]
@@ -650,10 +666,40 @@ mod tests {
 
     #[test]
     fn a_broken_tail_costs_only_the_tail() {
-        let whole = [9, 2, 16, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 0, 3, 1];
-        let configuration = parse_leniently(&whole).unwrap();
-        assert_eq!((configuration.value, configuration.settings.len()), (1, 0));
-        assert!(parse_leniently(&whole[..5]).is_none());
-        assert!(parse(&[18, 1], [None, None, None]).is_none());
+        let device = DeviceDescriptor { configurations: 1, ..DeviceDescriptor::default() }.to_bytes();
+        let read = |raw: &[u8]| {
+            let mut repairs = DescriptorRepairs::default();
+            (parse(raw, UsbSpeed::High, [None, None, None], &mut repairs), repairs)
+        };
+        let tail = [9, 2, 16, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 0, 3, 1];
+        let (found, repairs) = read(&[&device[..], &tail].concat());
+        let configuration = &found.unwrap().configurations[0];
+        assert_eq!((configuration.value, configuration.settings.len(), repairs.is_empty()), (1, 0, false));
+        assert!(read(&[&device[..], &tail[..5]].concat()).0.unwrap().configurations.is_empty());
+        assert!(read(&[18, 1]).0.is_none());
+    }
+
+    #[test]
+    fn a_second_configuration_behind_a_broken_first_is_found() {
+        let device = DeviceDescriptor { configurations: 2, ..DeviceDescriptor::default() }.to_bytes();
+        // The device says 41 bytes, and the kernel keeps the 32 before the break.
+        let first: [u8; 32] = [
+            9, 2, 41, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 2, 255, 0, 0, 0, 7, 5, 0x81, 2, 0, 2, 0, 7, 5, 0x02, 2, 0, 2, 0,
+        ];
+        let second: [u8; 25] = [9, 2, 25, 0, 1, 2, 0, 0x80, 50, 9, 4, 0, 0, 1, 3, 0, 0, 0, 7, 5, 0x83, 3, 8, 0, 4];
+        for first_total in [41, 32, 9, 0] {
+            let mut first = first;
+            first[2] = first_total;
+            let mut repairs = DescriptorRepairs::default();
+            let raw = [&device[..], &first, &second].concat();
+            let all = parse(&raw, UsbSpeed::High, [None, None, None], &mut repairs).unwrap();
+            let counts: Vec<_> = all
+                .configurations
+                .iter()
+                .map(|each| (each.value, each.bytes.len(), each.settings[0].endpoints.len()))
+                .collect();
+            assert_eq!(counts, [(1, 32, 2), (2, 25, 1)], "wTotalLength {first_total}");
+            assert_eq!(UsbConfiguration::parse(&all.configurations[0].bytes).as_ref(), Ok(&all.configurations[0]));
+        }
     }
 }

@@ -282,6 +282,7 @@ fn found() -> PluggedDevice {
         bus: 1,
         number: 2,
         descriptors: DescriptorSet { device, configurations, ..DescriptorSet::default() },
+        repairs: Default::default(),
         serial: None,
         speed: UsbSpeed::SuperPlus,
         configuration: 1,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use farbus_model::descriptor::{DeviceDescriptor, UsbConfiguration};
 use farbus_model::{
-    CompletionQueue, ConfigurationSelection, DescriptorSet, Device, EpAddr, Instant, Payload, PayloadAssembler,
-    SetupPacket, TransferDirection, TransferType, Urb, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
+    CompletionQueue, ConfigurationSelection, DescriptorRepairs, DescriptorSet, Device, EpAddr, Instant, Payload,
+    PayloadAssembler, SetupPacket, TransferDirection, TransferType, Urb, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 use farbus_wire::native::control::{
     AttachmentCredit, AttachmentEndCause, AttachmentEndNotice, MIGRATION_STATE_BYTES_MAX, MIGRATION_STATE_NAME_BYTES,
@@ -500,7 +500,8 @@ fn descriptors_of(description: &UsbDescription) -> Result<DescriptorSet, Protoco
     let device = DeviceDescriptor::parse(&description.descriptor).map_err(wrong)?;
     let mut configurations = Vec::new();
     for bytes in &description.configurations {
-        configurations.push(UsbConfiguration::parse(bytes).map_err(wrong)?);
+        let mut repairs = DescriptorRepairs::default();
+        configurations.push(UsbConfiguration::read(bytes, description.speed, &mut repairs).map_err(wrong)?);
     }
     Ok(DescriptorSet { device, configurations, ..DescriptorSet::default() })
 }

@@ -437,6 +437,9 @@ impl SharedUsbDevices {
             None => OfferIdentity::Known(known),
         };
         let record = share.offer(naming, device, DeviceClass::Usb, which).map_err(UsbError::Share)?;
+        for repair in found.repairs.iter() {
+            warn!(usb = found.bus_id, %repair, "its descriptors were repaired, as Linux does");
+        }
         if known.is_lasting {
             self.broker.note_name(known.id, name_of(&record), share.is_named(&record));
         }
@@ -776,6 +779,7 @@ mod tests {
             bus: 1,
             number,
             descriptors: DescriptorSet::default(),
+            repairs: Default::default(),
             serial: None,
             speed: UsbSpeed::High,
             configuration: 1,

@@ -7,7 +7,7 @@ use farbus_model::{Device, SessionLimits};
 use farbus_session::importer::HandshakeAnswer;
 use farbus_session::registry::in_use;
 use farbus_session::{DeviceRecord, ImportHandshake, OpStatus, RemoteDevice};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::connector::HostConnector;
 use super::error::{ClientError, local, unreachable};
@@ -65,6 +65,9 @@ pub fn enumerate(connector: &HostConnector, target: &DeviceTarget) -> Result<(Ho
     let mut port = RemotePort::new(link, device).map_err(local)?;
     let mut driver = DescriptorEnumerator::new(port.now(), IdSource::new(), speed);
     let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
+    for repair in driver.repairs().iter() {
+        warn!(device = target.shown(), %repair, "its descriptors were repaired, as Linux does");
+    }
     let descriptors =
         descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
     let (link, mut device) = port.into_parts();
