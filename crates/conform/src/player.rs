@@ -298,13 +298,18 @@ impl MockExporter {
         bytes
     }
 
-    /// Passes on whole messages: the first of this kind and length, if it is there, then answers to unlinks.
+    /// Passes on whole messages: the first of this kind and length, if it is there, then answers to unlinks and to
+    /// requests that are too long.
     fn drain(&mut self, id: ConnId, at: Option<usize>, first: Option<(ExporterMessageKind, usize)>) {
         let mut bytes = self.taken(id);
         let mut first =
             first.filter(|(kind, _)| *kind != ExporterMessageKind::Submit || bytes.get(3) == Some(&RET_SUBMIT));
         while !bytes.is_empty() {
-            let (kind, length) = first.take().unwrap_or((ExporterMessageKind::Unlink, HEADER_BYTES));
+            let bare = match bytes.get(3) {
+                Some(&RET_SUBMIT) => ExporterMessageKind::Submit,
+                _ => ExporterMessageKind::Unlink,
+            };
+            let (kind, length) = first.take().unwrap_or((bare, HEADER_BYTES));
             let rest = bytes.split_off(length.min(bytes.len()));
             self.put(id, at, kind, bytes);
             bytes = rest;

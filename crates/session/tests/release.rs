@@ -220,8 +220,12 @@ impl Importer {
             }
             _ => remote.cancel(Instant::ZERO, UrbId(u64::from(word(&turn.bytes, 20))), &mut self.done),
         }
-        let bytes = flat(&remote.poll_transmit());
+        let mut bytes = flat(&remote.poll_transmit());
         remote.handle_transmitted(bytes.len(), &mut self.done);
+        // The interval of the endpoint, which 0.1.0 left out.
+        if word(&bytes, 0) == 1 && word(&turn.bytes, 36) == 0 {
+            bytes[36..40].fill(0);
+        }
         assert_eq!(bytes, turn.bytes, "{title}: {}", turn.name());
     }
 

@@ -318,7 +318,7 @@ fn fields() -> Vec<Wrong> {
         }),
         answers(
             "statuses are positive",
-            &["control-refused", "halt", "request-unknown", "endpoint-missing"],
+            &["length-out", "control-refused", "halt", "request-unknown", "endpoint-missing"],
             disk,
             |kind, bytes| {
                 if kind == ExporterMessageKind::Submit {
@@ -554,16 +554,18 @@ fn limits() -> Vec<Wrong> {
         }),
         wrong(
             "garbage in place of requests is forgiven",
-            &[
-                "garbage-request",
-                "command-unknown",
-                "device-id",
-                "endpoint-number",
-                "length-huge",
-                "length-negative",
-                "length-out",
-            ],
+            &["garbage-request", "command-unknown", "device-id", "endpoint-number"],
             || tampered(disk(), Parts { forgives: true, ..NOTHING }, NOTHING),
+        ),
+        takes(
+            "a request that is too long stays silent",
+            &["length-huge", "length-negative", "length-out"],
+            disk,
+            |bytes| {
+                if is_request(bytes) && bytes[24] >= 2 {
+                    bytes.clear();
+                }
+            },
         ),
         takes("an endpoint that is missing stays silent", &["endpoint-missing"], disk, |bytes| {
             if is_request(bytes) && bytes[16..20] == [0, 0, 0, 15] {
