@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_model::descriptor::kind;
+use farbus_model::descriptor::{UsbConfiguration, kind};
 use farbus_model::{
-    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, Instant,
-    SessionLimits, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorRepairs, DescriptorSet, Device, DeviceDefinition,
+    Instant, SessionLimits, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
 use farbus_session::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
 use farbus_session::native::hello::{HelloOptions, SessionId};
@@ -128,6 +128,23 @@ fn strings_and_object_store_come_before_the_device_to_an_importer_that_asks() {
     let (kinds, remote) = opened(&nothing, |_| ());
     assert_eq!(kinds, [FrameKind::Descriptors, FrameKind::Opened], "that there are none is told, too");
     assert_eq!((remote.descriptors(), remote.has_strings()), (&nothing, true));
+}
+
+#[test]
+fn device_whose_descriptors_were_repaired_has_the_same_endpoints_in_a_session() {
+    let mut board = board([]);
+    // Fewer bytes than announced, an interval in milliseconds without a companion, an endpoint that is too short.
+    let mut odd = vec![9, 2, 99, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 3, 255, 0, 0, 0];
+    odd.extend([7, 5, 0x81, 3, 0, 8, 32, 5, 5, 0x02, 2, 0, 7, 5, 0x83, 2, 0, 4, 0, 6, 48, 3, 0, 0, 0, 7, 5]);
+    let mut repairs = DescriptorRepairs::default();
+    board.configurations = vec![UsbConfiguration::read(&odd, UsbSpeed::Super, &mut repairs).unwrap()];
+    let (_, remote) = opened(&board, |_| ());
+    assert_eq!(remote.descriptors(), &board);
+    let endpoints = &remote.descriptors().configurations[0].settings[0].endpoints;
+    let seen: Vec<_> = endpoints.iter().map(|each| (each.interval, each.packet_bytes_max)).collect();
+    assert_eq!((seen, repairs.iter().count()), (vec![(9, 1024), (0, 1024)], 6), "{repairs:?}");
+    // An importer of an earlier version is strict.
+    assert!(UsbConfiguration::parse(&board.configurations[0].bytes).is_ok());
 }
 
 #[test]
