@@ -67,6 +67,7 @@ const PACKAGES: &[DebianPackage] = &[
     DebianPackage { name: "curl", steps: &["machine"] },
     DebianPackage { name: "prometheus", steps: &["machine"] },
     // Flash and debug what is made of code.
+    DebianPackage { name: "adb", steps: &["machine"] },
     DebianPackage { name: "dfu-util", steps: &["machine"] },
     DebianPackage { name: "fastboot", steps: &["machine"] },
     DebianPackage { name: "openocd", steps: &["machine"] },
