@@ -247,6 +247,12 @@ impl Cutter {
         self.inside.is_frozen.store(is_frozen, Ordering::Release);
     }
 
+    /// Stops forwarding, as a tunnel whose far half is gone: what arrives is acknowledged and new connections are
+    /// taken, and nothing passes in either direction any more.
+    pub fn stall(&self) {
+        self.inside.is_frozen.store(true, Ordering::Release);
+    }
+
     /// The network is silent for so long: nothing passes, and neither end is told. Then the links are cut.
     pub fn be_silent_for(&self, span: Duration) {
         self.let_through(false);

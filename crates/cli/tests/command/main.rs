@@ -122,6 +122,7 @@ mod share_by_daemon;
 mod share_usb_by_daemon;
 mod siege;
 mod silent;
+mod silent_hop;
 mod sleep;
 mod socket_access;
 mod sockets;

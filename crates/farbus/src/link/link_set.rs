@@ -10,15 +10,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{BoottimeClock, EpollSet, Link};
+use farbus_io_net::link::{BoottimeClock, EpollSet, Link, TickTimer};
 use farbus_model::{Instant, ReadinessSource};
-use farbus_session::native::{Lane, LinkWindow, ReplySpacing};
+use farbus_session::native::{Lane, LaneArray, LinkWindow, PeerSilence, ReplySpacing, SILENCE_TICK};
 
 use crate::link::status::{LaneByteCounts, SessionLinks};
 
 /// How long a receive may block while it delays other events, which are orders to this thread. Linux counts the timeout
 /// in jiffies of 1 to 10 ms.
 const TALK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a link is lost whose peer sends nothing and answers no ping.
+pub(crate) const SILENT: &str = "the peer sends nothing and answers no ping, though something on the way acknowledges";
 
 /// The links of one end of a session, and the other descriptors that its thread waits on.
 pub(crate) struct LinkSet {
@@ -33,6 +36,8 @@ pub(crate) struct LinkSet {
     is_talking: bool,
     /// The result of a receive call on the first lane in which the thread waited.
     early: Option<io::Result<usize>>,
+    /// When to look whether peers are silent; `None` if nobody looks.
+    ticks: Option<TickTimer>,
 }
 
 /// The link of one lane.
@@ -43,13 +48,15 @@ struct LaneLink {
     /// Whether the socket took no more bytes at the last attempt.
     is_blocked: bool,
     spacing: ReplySpacing,
+    silence: PeerSilence,
     /// Until when what waits on the lane is held.
     held_until: Option<Instant>,
 }
 
 impl LaneLink {
     fn new(number: u16, link: Arc<Link>, counts: Arc<LaneByteCounts>) -> Self {
-        Self { number, link, counts, is_blocked: false, spacing: ReplySpacing::default(), held_until: None }
+        let (spacing, silence) = (ReplySpacing::default(), PeerSilence::default());
+        Self { number, link, counts, is_blocked: false, spacing, silence, held_until: None }
     }
 
     /// Receives what is there, without blocking.
@@ -113,7 +120,7 @@ impl LinkSet {
     /// A link set without links, which shows its links in `shown`.
     pub fn shown_by(shown: SessionLinks) -> io::Result<Self> {
         let (all, links) = (EpollSet::new()?, Vec::new());
-        Ok(Self { links, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
+        Ok(Self { links, shown, all, has_others: Cell::new(false), is_talking: false, early: None, ticks: None })
     }
 
     /// Where the links are shown.
@@ -206,10 +213,34 @@ impl LinkSet {
         self.all.watch_device(readiness)
     }
 
-    /// Waits for links only from now on.
+    /// Looks from now on whether peers are silent: see [`LinkSet::silent`].
+    pub fn watch_silence(&mut self, clock: BoottimeClock) -> io::Result<()> {
+        let ticks = TickTimer::start(clock, SILENCE_TICK)?;
+        self.watch(&ticks)?;
+        self.ticks = Some(ticks);
+        Ok(())
+    }
+
+    /// The lanes whose peer has been silent for too long; nothing, at no cost, unless it is time to look. Call it after
+    /// everything was received that there is. `is_busy`: see [`PeerSilence::handle_tick`].
+    pub fn silent(&mut self, now: Instant, lanes: &mut LaneArray, is_busy: bool) -> io::Result<Vec<u16>> {
+        let Some(ticks) = &mut self.ticks else { return Ok(Vec::new()) };
+        if !ticks.take(now)? {
+            return Ok(Vec::new());
+        }
+        let is_silent = |lane_link: &mut LaneLink| {
+            let lane = lanes.get_mut(lane_link.number)?;
+            let received_bytes = lane_link.counts.received();
+            lane_link.silence.handle_tick(lane, received_bytes, is_busy).then_some(lane_link.number)
+        };
+        Ok(self.links.iter_mut().filter_map(is_silent).collect())
+    }
+
+    /// Waits for links only from now on, and for the time to look whether peers are silent.
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = EpollSet::new()?;
-        self.note_others(false)?;
+        self.note_others(self.ticks.is_some())?;
+        self.ticks.iter().try_for_each(|ticks| self.all.watch(ticks.as_fd(), false))?;
         self.links.iter().try_for_each(|lane_link| self.all.watch(lane_link.link.as_fd(), lane_link.is_blocked))
     }
 

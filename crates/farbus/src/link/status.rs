@@ -38,6 +38,10 @@ impl LaneByteCounts {
     pub fn note_sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
+
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
 }
 
 impl SessionLinks {

@@ -10,6 +10,7 @@ mod lockstep;
 mod silence;
 mod socket;
 mod stream;
+mod tick;
 mod tls;
 mod wait;
 
@@ -24,5 +25,6 @@ pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALO
 pub use lockstep::{CHUNK_BYTES_MAX, LockstepSender};
 pub use silence::{PLAIN_SILENCE, silence_limit_of};
 pub use stream::{Link, LinkCarrier, LinkError, LinkPriority};
+pub use tick::TickTimer;
 pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{DeviceWaitSource, INTERESTS_MAX, PollInterest, ThreadWaker, wait, wait_exactly};

@@ -143,6 +143,11 @@ pub trait ImporterAttachment {
         false
     }
 
+    /// Whether its exporter may hear nothing while it carries out one of the requests, because that waits for a medium.
+    fn keeps_exporter_busy(&self) -> bool {
+        false
+    }
+
     /// The state of its reservation, if it has one.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
         self.attachment().reserved()

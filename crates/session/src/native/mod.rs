@@ -21,6 +21,7 @@
 //! | [`suspendable_served`] | a device of any class whose requests can be suspended |
 //! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
 //! | `spread` | which lane a request uses |
+//! | [`silence`] | whether the peer of an idle link lives |
 //! | [`reply_spacing`] | when replies of interrupt endpoints share a segment of a far link |
 //!
 //! A device of another class is one more [`ServedExport`] and one more [`ImporterAttachment`], and nothing else
@@ -64,6 +65,7 @@ mod served_device;
 pub mod served_observer;
 pub mod served_usb;
 mod services;
+pub mod silence;
 mod slots;
 mod spread;
 pub mod suspendable_served;
@@ -93,5 +95,6 @@ pub use retained::{RETAINED_BYTES_MAX, RETAINED_MAX};
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;
+pub use silence::{PeerSilence, SILENCE_TICK};
 pub use suspendable_served::SuspendableServed;
 pub use timing::{CountRequest, ReadClock, RequestTiming};

@@ -364,6 +364,10 @@ impl<A: ImporterAttachment> ImporterAttachment for PipedAttachment<A> {
         self.remote.stores_data()
     }
 
+    fn keeps_exporter_busy(&self) -> bool {
+        self.remote.keeps_exporter_busy()
+    }
+
     fn migrate(&mut self, successor: [u8; 32]) {
         self.remote.migrate(successor);
     }

@@ -642,6 +642,15 @@ impl ImporterAttachment for RemoteBlock {
         true
     }
 
+    fn keeps_exporter_busy(&self) -> bool {
+        let waits_for_medium = |request: &BlockRequest| match request.op {
+            BlockOp::Read | BlockOp::Map => false,
+            BlockOp::Write => request.is_durable,
+            BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => true,
+        };
+        self.slots.iter().any(|(_, flight)| waits_for_medium(&flight.request))
+    }
+
     fn migrate(&mut self, successor: [u8; 32]) {
         self.attachment.migrate(successor, Vec::new());
         // The next user may overwrite what was written here, so none of it is written again.

@@ -37,7 +37,7 @@ pub use crate::exporter::session::provider::{
 use crate::exporter::session::saved;
 use crate::exporter::session::thread_time::SessionThread;
 use crate::link::greeting;
-use crate::link::link_set::LinkSet;
+use crate::link::link_set::{LinkSet, SILENT};
 
 /// How long the hello and welcome of a link may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -271,6 +271,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
     ) -> io::Result<Self> {
         let clock = provider.clock();
         let mut link_set = LinkSet::shown_by(caller.links().clone())?;
+        link_set.watch_silence(clock)?;
         if let Some(link) = link {
             link_set.put(0, link)?;
         }
@@ -359,7 +360,11 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         if !self.receive() {
             return Ok(Some(SessionLoopEnd::CutOff));
         }
-        self.session.handle_ready(self.clock.now());
+        let now = self.clock.now();
+        for number in self.link_set.silent(now, self.session.lanes_mut(), false)? {
+            self.lose(number, LinkEnd::Lost, SILENT);
+        }
+        self.session.handle_ready(now);
         if std::mem::take(&mut self.session_handles.has_news) || self.session.attachments() != before {
             self.prioritized.note_news();
             let session = &self.session;

@@ -33,12 +33,14 @@ pub use crate::importer::session::dialer::DialCallback;
 use crate::importer::session::dialer::{GREETING_TIME_MAX, PAUSE_MAX, SessionDialer};
 use crate::importer::session::status::{DiscardedRequests, SessionStatus};
 use crate::link::greeting;
-use crate::link::link_set::LinkSet;
+use crate::link::link_set::{LinkSet, SILENT};
 
 /// How long the exporter may take to end the requests of a device whose requests are thrown away.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long the exporter may take to confirm that a device was given back.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// The number of the ping whose pong says that the exporter has heard what was sent before.
+const FAREWELL_PING: u64 = 1;
 
 /// Why a session does not begin whose exporter has no place for it.
 const FULL: &str = "this host has as many sessions there, or holds as much memory there, as its owner allows\n  \
@@ -203,6 +205,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         remote.use_lanes(session.usable_lanes());
         let dialer = SessionDialer::new(dial)?;
         link_set.watch(dialer.wake())?;
+        link_set.watch_silence(clock)?;
         let readiness = link_set.readiness();
         let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
         let status = SessionStatus::waking(Arc::clone(dialer.wake()), link_set.shown().clone());
@@ -335,7 +338,10 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
             self.dialer.dial(self.session.hello(0), Duration::ZERO);
         }
         self.take_new_link(done);
-        self.receive(done);
+        // A peer that sends is not silent, and the clock need not be read.
+        if !self.receive(done) {
+            self.lose_silent_links();
+        }
         self.see_to_modules(done);
         if let Some(step) = self.status.take_step().filter(|_| self.end().is_none()) {
             self.remote.say_step(step);
@@ -470,14 +476,14 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
             let lane = self.session.lane_mut();
             // It overtakes what waits for the link.
             if !is_asked && lane.waiting_bytes() == 0 {
-                lane.ping(0);
+                lane.ping(FAREWELL_PING);
                 is_asked = true;
             }
             if self.wait(Some(until)).is_err() {
                 break;
             }
             self.receive(done);
-            if self.session.lane_mut().poll_pong().is_some() {
+            if self.session.lane_mut().poll_pong() == Some(FAREWELL_PING) {
                 break;
             }
         }
@@ -507,8 +513,9 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
         let SessionResumption { dial, through, hold } = redial;
         let dialer = SessionDialer::new(dial)?;
-        let link_set = LinkSet::new()?;
+        let mut link_set = LinkSet::new()?;
         link_set.watch(dialer.wake())?;
+        link_set.watch_silence(clock)?;
         let readiness = link_set.readiness();
         let stop_signal = StopSignal::waking(Arc::clone(dialer.wake()));
         let restored = ImporterSession::restore(clock.now(), LaneLimits::SPARING, from).map_err(wrong)?;
@@ -667,15 +674,27 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         }
     }
 
-    fn receive(&mut self, done: &mut A::Done) {
+    /// Receives what is there on all lanes. Returns whether anything was.
+    fn receive(&mut self, done: &mut A::Done) -> bool {
+        let mut has_received = false;
         for number in self.link_set.lanes() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
             match self.link_set.receive(number, lane) {
-                Ok(None) => {}
+                Ok(None) => continue,
                 Ok(Some(0)) => self.lose(number, LinkEnd::Closed, "its exporter closed it"),
                 Ok(Some(_)) => self.take_in(number, done),
                 Err(error) => self.lose(number, LinkEnd::of(&error), &error.to_string()),
             }
+            has_received = true;
+        }
+        has_received
+    }
+
+    fn lose_silent_links(&mut self) {
+        let is_busy = self.remote.keeps_exporter_busy();
+        match self.link_set.silent(self.clock.now(), self.session.lanes_mut(), is_busy) {
+            Ok(silent) => silent.into_iter().for_each(|number| self.lose(number, LinkEnd::Lost, SILENT)),
+            Err(error) => warn!(host = self.host, %error, "nobody looks whether the exporter is silent"),
         }
     }
 
