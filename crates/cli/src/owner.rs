@@ -216,6 +216,7 @@ fn say_more(device: &Value) {
     {
         say(format!("{name}: {up} of {all} links are up (farbus status --links)"));
     }
+    segments_in_a_line(device).into_iter().for_each(say);
     if let Ok(reservation) = serde_json::from_value::<ReservationStatus>(device["reservation"].clone()) {
         say(format!("{name}: {}", reservation.in_a_line()));
     }
@@ -332,6 +333,13 @@ fn print_latency(running: &[Value]) {
     }
 }
 
+/// What is to say of a device whose links have small segments.
+fn segments_in_a_line(device: &Value) -> Option<String> {
+    let bytes = device["links"]["segment_bytes_max"].as_u64()?;
+    let name = text(&device["name"]);
+    Some(format!("{name}: its links send segments of {bytes} bytes at most: the path seems to drop larger packets"))
+}
+
 fn print_links(running: &[Value]) {
     let mut table = table(&["NAME", "LINK", "STATE", "SINCE", "PEER", "IN", "OUT", "ROUND TRIP"]);
     let mut is_empty = true;
@@ -356,6 +364,7 @@ fn print_links(running: &[Value]) {
         true => println!("Nothing is used in a session, here or from here."),
         false => print_table(&table),
     }
+    running.iter().flat_map(devices_of).filter_map(segments_in_a_line).for_each(say);
 }
 
 fn text(value: &Value) -> String {

@@ -13,6 +13,9 @@ pub struct LinksStatus {
     pub up: usize,
     /// One entry for each lane that has a link or waits for one.
     pub each: Vec<LinkStatus>,
+    /// Segments of TCP links have this many bytes at most, because larger packets did not pass. Absent without that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_bytes_max: Option<u16>,
 }
 
 /// The link of one lane.

@@ -38,7 +38,7 @@ fn open<A: ImporterAttachment>(
     done: &mut A::Done,
 ) -> Result<LinkedDevice<A>, AttachmentEndNotice> {
     let address = address.to_string();
-    let connect = move || Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
+    let connect = move |_| Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
     let dial: DialCallback = Box::new(connect);
     let open = OpenRequest { class, mode, epoch: 0, name: name.into(), reason: String::new() };
     let linked = LinkedDevice::open(dial, make(1, open), GRACE, done).unwrap();

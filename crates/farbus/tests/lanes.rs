@@ -29,7 +29,7 @@ struct Road(Arc<Mutex<(Vec<Link>, bool)>>);
 impl Road {
     fn dial(&self, share: &Share) -> DialCallback {
         let (road, address) = (self.clone(), share.listen("127.0.0.1:0".parse().unwrap()).unwrap().to_string());
-        Box::new(move || {
+        Box::new(move |_| {
             let mut all = road.0.lock().unwrap();
             if all.1 {
                 return Err(io::ErrorKind::ConnectionRefused.into());

@@ -47,7 +47,7 @@ impl Exporter {
         done: &mut A::Done,
     ) -> LinkedDevice<A> {
         let address = self.address.to_string();
-        let connect = move || Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
+        let connect = move |_| Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
         let dial: DialCallback = Box::new(connect);
         let open =
             OpenRequest { class, mode: AttachmentMode::Exclusive, epoch, name: name.into(), reason: String::new() };

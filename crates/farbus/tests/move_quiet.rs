@@ -145,7 +145,7 @@ impl Host {
             OpenRequest { class: AttachmentClass::BLOCK, mode: AttachmentMode::Exclusive, epoch: 0, name, reason };
         let remote = if inherits { RemoteBlock::successor(1, open) } else { RemoteBlock::new(1, open) };
         let (address, trust, theirs) = (address.to_owned(), trust.clone(), exporter.fingerprint());
-        let dial = move || {
+        let dial = move |_| {
             let link = Link::connect(&address, PATIENCE).map_err(|error| io::Error::other(error.to_string()))?;
             let terms = trust.terms(AcceptedKeys::One(theirs), &[LinkProtocol::Session]);
             terms.connect(link).map(|secured| secured.link).map_err(|error| io::Error::other(error.to_string()))

@@ -8,8 +8,8 @@ use farbus_session::native::hello::{
     ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome,
 };
 use farbus_session::native::{
-    ClassPart, ExporterServices, ExporterSession, FrameKind, GreetingOutcome, ImporterSession, LaneLimits, LaneSet,
-    OutboundMessage, ServedExport,
+    ClassPart, ExporterServices, ExporterSession, FrameHeader, FrameKind, GreetingOutcome, ImporterSession, LaneLimits,
+    LaneSet, OutboundMessage, ServedExport,
 };
 
 const GRACE: Duration = Duration::from_secs(20);
@@ -52,6 +52,62 @@ fn carry(importer: &mut ImporterSession, from: u16, exporter: &mut ExporterSessi
     lane.handle_received(bytes.len());
 }
 
+/// Carries what waits on a lane there, and the answers back.
+fn prove(importer: &mut ImporterSession, exporter: &mut ExporterSession, number: u16) {
+    carry(importer, number, exporter, number);
+    assert_eq!(exporter.advance(NOW, &mut Nothing), Ok(false));
+    let lane = exporter.lanes_mut().get_mut(number).unwrap();
+    let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    lane.handle_transmitted(bytes.len());
+    let lane = importer.lanes_mut().get_mut(number).unwrap();
+    lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
+    lane.handle_received(bytes.len());
+    while importer.poll_arrived(number).unwrap().is_some() {}
+}
+
+#[test]
+fn link_that_carries_nothing_does_not_begin_the_grace_period_anew() {
+    let second = Duration::from_secs(1);
+    let (mut importer, mut exporter) = begun(1, |options| options);
+    importer.handle_lost(0, NOW);
+    for since_s in [4, 8, 12] {
+        exporter.handle_lost(0, NOW + second * since_s);
+        let welcome = exporter.resume(&importer.hello(0));
+        assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
+        assert!(importer.is_linked() && !importer.has_proved_link(0));
+        importer.note_progress(0, NOW + second * since_s);
+        importer.handle_lost(0, NOW + second * (since_s + 3));
+    }
+    assert_eq!(importer.poll_timeout(), Some(NOW + GRACE));
+    assert!(importer.is_over(NOW + GRACE));
+
+    // A frame that arrives does, though the link is not proved by that.
+    let welcome = exporter.resume(&importer.hello(0));
+    assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
+    let lane = importer.lanes_mut().get_mut(0).unwrap();
+    let frame = FrameHeader { length: 0, ..FrameHeader::new(FrameKind::Later(200), 1, 0) }.to_bytes();
+    lane.receive_space()[..frame.len()].copy_from_slice(&frame);
+    lane.handle_received(frame.len());
+    assert!(importer.poll_arrived(0).unwrap().is_none());
+    importer.note_progress(0, NOW + second * 18);
+    assert!(!importer.has_proved_link(0));
+    assert_eq!(importer.poll_timeout(), Some(NOW + second * 18 + GRACE));
+    importer.note_progress(0, NOW + second * 19);
+    assert_eq!(importer.poll_timeout(), Some(NOW + second * 18 + GRACE), "nothing more has passed");
+}
+
+#[test]
+fn link_that_carries_what_waited_ends_the_grace_period() {
+    let (mut importer, mut exporter) = begun(1, |options| options);
+    importer.handle_lost(0, NOW);
+    exporter.handle_lost(0, NOW);
+    let welcome = exporter.resume(&importer.hello(0));
+    assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
+    prove(&mut importer, &mut exporter, 0);
+    assert!(importer.has_proved_link(0));
+    assert_eq!(importer.poll_timeout(), None);
+}
+
 #[test]
 fn end_that_knows_one_lane_gets_one_and_is_told_of_no_others() {
     let (importer, _) = begun(3, |options| {
@@ -91,6 +147,7 @@ fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
     assert_eq!((importer.poll_timeout(), exporter.poll_timeout()), (Some(NOW + GRACE), None));
     let welcome = exporter.resume(&importer.hello(2));
     assert_eq!(importer.handle_welcome(&welcome), Ok(GreetingOutcome::Linked));
+    prove(&mut importer, &mut exporter, 2);
     assert_eq!(importer.poll_timeout(), None);
 
     // The first lane is lost, and new requests use the other.

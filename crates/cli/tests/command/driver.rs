@@ -32,7 +32,7 @@ impl Driver {
     fn asking(address: &str, device: &str, ask: impl FnOnce(u16, OpenRequest) -> RemoteUsb) -> Self {
         let address = address.to_owned();
         let time_max = Duration::from_secs(10);
-        let dial: DialCallback = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
+        let dial: DialCallback = Box::new(move |_| Link::connect(&address, time_max).map_err(|error| error.source));
         let (class, mode) = (AttachmentClass::USB, AttachmentMode::Exclusive);
         let open = OpenRequest { class, mode, epoch: 0, name: device.into(), reason: String::new() };
         let mut done = CompletionQueue::new(BufferPool::new(0));

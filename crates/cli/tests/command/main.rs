@@ -124,6 +124,7 @@ mod siege;
 mod silent;
 mod silent_hop;
 mod sleep;
+mod small_packets;
 mod socket_access;
 mod sockets;
 mod strangers;

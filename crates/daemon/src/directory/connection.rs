@@ -10,7 +10,7 @@ use farbus::hosts::questions::send_all;
 use farbus_directory::gateway::{EtcdCall, EtcdRefusal, EtcdReply, WatchUpdate, news};
 use farbus_directory::http::{HttpResponsePart, ResponseReader, request};
 use farbus_directory::{DirectoryFailure, DirectoryFailureKind};
-use farbus_io_net::link::{BoottimeClock, Link};
+use farbus_io_net::link::{BoottimeClock, Link, SegmentSize};
 use farbus_io_net::trust::{AuthorityError, CertificateAuthority};
 use farbus_model::Instant;
 
@@ -232,7 +232,10 @@ impl EtcdClient {
 
     fn connect_to(&self, member: &str) -> Result<Link, DirectoryFailure> {
         let unreachable = |why: String| DirectoryFailure::new(DirectoryFailureKind::Unreachable, why);
-        let link = self.system.connect(member, CONNECT_TIME_MAX).map_err(|error| unreachable(error.to_string()))?;
+        let link = self
+            .system
+            .connect(member, CONNECT_TIME_MAX, SegmentSize::OfNetworks)
+            .map_err(|error| unreachable(error.to_string()))?;
         let link = match &self.authority {
             None => link,
             Some(authority) => {

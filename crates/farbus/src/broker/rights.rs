@@ -22,7 +22,7 @@ use farbus_io_linux::sys::tcp_owner::peer_owner;
 use farbus_io_linux::sys::users::user_number;
 use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
 use farbus_io_linux::usb::{PluggedDevice, UsbInventory};
-use farbus_io_net::link::Link;
+use farbus_io_net::link::{Link, SegmentSize};
 use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io_net::store::frames;
 use farbus_io_net::sys::passing::MessageSocket;
@@ -444,7 +444,7 @@ impl BrokerServer {
 
     fn connect_to_directory(&self, host: String, time_max_ms: u64) -> BrokerResult {
         let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
-        let (connection, at) = Link::dial(&host, time_max).map_err(|error| error.source)?;
+        let (connection, at) = Link::dial(&host, time_max, SegmentSize::OfNetworks).map_err(|error| error.source)?;
         Ok((json!(reach::ReachedAddress { place: SocketLocation::Address(at), is_new: false }), Some(connection)))
     }
 
@@ -453,7 +453,7 @@ impl BrokerServer {
         let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
         let connected = match self.known(&host) {
             Some(known) => reach::dial_known(&known, time_max, &self.checked(&host, hints), crate::hosts::mdns::find),
-            None => reach::dial(&host, time_max, crate::hosts::mdns::find),
+            None => reach::dial(&host, time_max, hints.segments, crate::hosts::mdns::find),
         };
         let (connection, found) = connected.map_err(|error| error.source)?;
         if let SocketLocation::Address(at) = found.place {

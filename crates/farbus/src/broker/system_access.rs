@@ -15,7 +15,7 @@ use farbus_io_linux::sys::scheduling::{set_deadline, this_thread};
 use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io_linux::sys::users::user_number;
 use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
-use farbus_io_net::link::{Link, LinkError};
+use farbus_io_net::link::{Link, LinkError, SegmentSize};
 use farbus_io_net::local::control_socket::{Question as OwnerQuestion, ask_all, running};
 use farbus_io_net::store::frames;
 use farbus_io_net::trust::{
@@ -65,10 +65,12 @@ impl SystemAccess {
     ///
     /// # Errors
     /// [`LinkError`].
-    pub fn connect(&self, host: &str, time_max: Duration) -> Result<Link, LinkError> {
+    pub fn connect(&self, host: &str, time_max: Duration, segments: SegmentSize) -> Result<Link, LinkError> {
         let dialled = match self {
-            SystemAccess::Own => reach::dial(host, time_max, reach::ask_around),
-            SystemAccess::Through(broker) => dial_through(broker, host, time_max, AddressHints::default()),
+            SystemAccess::Own => reach::dial(host, time_max, segments, reach::ask_around),
+            SystemAccess::Through(broker) => {
+                dial_through(broker, host, time_max, AddressHints { segments, ..AddressHints::default() })
+            }
         };
         let (fd, ReachedAddress { place: location, .. }) = dialled?;
         location.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })

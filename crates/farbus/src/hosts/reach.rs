@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farbus_io_net::discovery::{self, AnnouncedProtocol};
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL};
-use farbus_io_net::link::{Link, LinkError, dial_local};
+use farbus_io_net::link::{Link, LinkError, SegmentSize, dial_local};
 use farbus_io_net::local::runtime_folder;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub enum NearbyHostQuery {
     Key(String),
 }
 
-/// What a process that asks for a paired host knows about its address.
+/// What a process that asks for a host knows about its address, and the path there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AddressHints {
@@ -44,6 +44,8 @@ pub struct AddressHints {
     pub not: Vec<SocketAddr>,
     /// Whether the host is there but was too busy to answer. Then it is not looked for nearby, which takes seconds.
     pub is_there: bool,
+    /// How large segments may be that pass there.
+    pub segments: SegmentSize,
 }
 
 /// The address or socket that a connection was made to.
@@ -63,6 +65,7 @@ pub struct ReachedAddress {
 pub fn dial(
     host: &str,
     time_max: Duration,
+    segments: SegmentSize,
     nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>,
 ) -> Result<(OwnedFd, ReachedAddress), LinkError> {
     if let Ok(SocketLocation::Socket(path)) = host.parse() {
@@ -72,9 +75,9 @@ pub fn dial(
     }
     let instead = |error| {
         let at = announced_at(host, nearby);
-        at.and_then(|at| Link::dial(&at.to_string(), time_max).ok()).ok_or(error)
+        at.and_then(|at| Link::dial(&at.to_string(), time_max, segments).ok()).ok_or(error)
     };
-    let (connection, at) = Link::dial(host, time_max).or_else(instead)?;
+    let (connection, at) = Link::dial(host, time_max, segments).or_else(instead)?;
     Ok((connection, ReachedAddress { place: SocketLocation::Address(at), is_new: false }))
 }
 
@@ -106,7 +109,7 @@ pub fn dial_known(
     let remembered = remembered(known);
     let elsewhere = hints.proved.filter(|at| !remembered.as_ref().is_ok_and(|all| all.contains(at)));
     let try_at = |at: SocketAddr, time_max: Duration| {
-        let (connection, at) = Link::dial(&at.to_string(), time_max)?;
+        let (connection, at) = Link::dial(&at.to_string(), time_max, hints.segments)?;
         Ok((connection, found(known, &remembered, at)))
     };
     let mut failure = None;

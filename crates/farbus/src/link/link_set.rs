@@ -49,6 +49,8 @@ struct LaneLink {
     is_blocked: bool,
     spacing: ReplySpacing,
     silence: PeerSilence,
+    /// When it was made.
+    since: std::time::Instant,
     /// Until when what waits on the lane is held.
     held_until: Option<Instant>,
 }
@@ -56,7 +58,8 @@ struct LaneLink {
 impl LaneLink {
     fn new(number: u16, link: Arc<Link>, counts: Arc<LaneByteCounts>) -> Self {
         let (spacing, silence) = (ReplySpacing::default(), PeerSilence::default());
-        Self { number, link, counts, is_blocked: false, spacing, silence, held_until: None }
+        let since = std::time::Instant::now();
+        Self { number, link, counts, is_blocked: false, spacing, silence, since, held_until: None }
     }
 
     /// Receives what is there, without blocking.
@@ -131,6 +134,11 @@ impl LinkSet {
     /// The link of the first lane, if there is one.
     pub fn link(&self) -> Option<&Link> {
         self.of(0).map(|lane_link| &*lane_link.link)
+    }
+
+    /// For how long a lane has had its link; `None` without one.
+    pub fn age(&self, number: u16) -> Option<Duration> {
+        self.of(number).map(|lane_link| lane_link.since.elapsed())
     }
 
     fn of(&self, number: u16) -> Option<&LaneLink> {

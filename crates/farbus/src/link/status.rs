@@ -1,6 +1,6 @@
 //! The status of a session's links, for other threads. The session's thread owns the links and counts the bytes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
@@ -9,7 +9,14 @@ use farbus_io_net::link::Link;
 
 /// All links of one end of a session, by lane.
 #[derive(Clone, Debug, Default)]
-pub struct SessionLinks(Arc<Mutex<Vec<LaneLinkRecord>>>);
+pub struct SessionLinks(Arc<SessionLinksInner>);
+
+#[derive(Debug, Default)]
+struct SessionLinksInner {
+    all: Mutex<Vec<LaneLinkRecord>>,
+    /// The limit of the segments of links that are made from now on; 0: none.
+    segment_bytes_max: AtomicU16,
+}
 
 #[derive(Debug)]
 struct LaneLinkRecord {
@@ -46,7 +53,7 @@ impl LaneByteCounts {
 
 impl SessionLinks {
     fn with<T>(&self, lane: u16, change: impl FnOnce(&mut LaneLinkRecord) -> T) -> T {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.all.lock().unwrap_or_else(PoisonError::into_inner);
         let at = all.iter().position(|entry| entry.lane == lane).unwrap_or_else(|| {
             let at = all.partition_point(|entry| entry.lane < lane);
             let (peer, counts) = (String::new(), Arc::default());
@@ -78,12 +85,19 @@ impl SessionLinks {
         });
     }
 
+    /// Notes that links have segments of so many bytes at most from now on.
+    pub(crate) fn note_segments(&self, bytes_max: u16) {
+        self.0.segment_bytes_max.store(bytes_max, Ordering::Relaxed);
+    }
+
     /// The status of the links; `None` for a session that never had one.
     pub fn status(&self) -> Option<LinksStatus> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.all.lock().unwrap_or_else(PoisonError::into_inner);
         let each: Vec<LinkStatus> = all.iter().map(LaneLinkRecord::status).collect();
         let up = each.iter().filter(|link| link.is_up).count();
-        (!each.is_empty()).then_some(LinksStatus { up, each })
+        let segment_bytes_max = self.0.segment_bytes_max.load(Ordering::Relaxed);
+        let segment_bytes_max = (segment_bytes_max > 0).then_some(segment_bytes_max);
+        (!each.is_empty()).then_some(LinksStatus { up, each, segment_bytes_max })
     }
 }
 

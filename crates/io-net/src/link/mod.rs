@@ -24,7 +24,7 @@ pub use listener::{AcceptedConnection, TcpLinkListener, plain_address};
 pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALONE, dial as dial_local};
 pub use lockstep::{CHUNK_BYTES_MAX, LockstepSender};
 pub use silence::{PLAIN_SILENCE, silence_limit_of};
-pub use stream::{Link, LinkCarrier, LinkError, LinkPriority};
+pub use stream::{Link, LinkCarrier, LinkError, LinkPriority, SEGMENT_BYTES_MIN, SegmentSize};
 pub use tick::TickTimer;
 pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{DeviceWaitSource, INTERESTS_MAX, PollInterest, ThreadWaker, wait, wait_exactly};

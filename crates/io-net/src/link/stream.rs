@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use rustix::net::{self, RecvFlags, sockopt};
 use rustls::Connection;
+use serde::{Deserialize, Serialize};
 
 use super::BoottimeClock;
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, LinkTls};
+use super::wait::{PollInterest, wait};
 use crate::sys::tcp::{
     TcpSendProgress, TcpSendWindow, progress, round_trip, send_window, set_class, set_pacing, set_retransmission_min,
+    set_segment_max,
 };
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
@@ -87,13 +90,28 @@ impl std::error::Error for LinkError {
     }
 }
 
+/// How large the segments of a TCP connection may be, in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SegmentSize {
+    /// What the networks at both ends take; routers on the way say so if they take less.
+    #[default]
+    OfNetworks,
+    /// [`SEGMENT_BYTES_MIN`] at most, for a path that drops larger packets without saying so.
+    Bounded,
+}
+
+/// Segments of this size pass wherever IPv6 does, whose packets have 1280 bytes at least: 40 are its head, 20 TCP's,
+/// and the rest is left for a tunnel within.
+pub const SEGMENT_BYTES_MIN: u16 = 1200;
+
 impl Link {
     /// Connects to `address` (`HOST:PORT`), trying each of the host's addresses.
     ///
     /// # Errors
     /// [`LinkError`] with the error of the last address.
     pub fn connect(address: &str, time_max: Duration) -> Result<Self, LinkError> {
-        let (fd, peer) = Self::dial(address, time_max)?;
+        let (fd, peer) = Self::dial(address, time_max, SegmentSize::OfNetworks)?;
         Self::over_tcp(fd, peer).map_err(|source| LinkError { address: address.to_owned(), source })
     }
 
@@ -101,12 +119,12 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::connect`].
-    pub fn dial(address: &str, time_max: Duration) -> Result<(OwnedFd, SocketAddr), LinkError> {
+    pub fn dial(address: &str, time_max: Duration, segments: SegmentSize) -> Result<(OwnedFd, SocketAddr), LinkError> {
         let fail = |source| LinkError { address: address.to_owned(), source };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for candidate in address.to_socket_addrs().map_err(fail)? {
-            match TcpStream::connect_timeout(&candidate, time_max) {
-                Ok(stream) => return Ok((stream.into(), candidate)),
+            match connect(candidate, time_max, segments) {
+                Ok(connection) => return Ok((connection, candidate)),
                 Err(error) => last = error,
             }
         }
@@ -383,6 +401,29 @@ impl AsFd for Link {
     }
 }
 
+fn connect(to: SocketAddr, time_max: Duration, segments: SegmentSize) -> io::Result<OwnedFd> {
+    if segments == SegmentSize::OfNetworks {
+        return Ok(TcpStream::connect_timeout(&to, time_max)?.into());
+    }
+    let family = if to.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+    let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
+    set_segment_max(&socket, SEGMENT_BYTES_MIN)?;
+    match net::connect(&socket, &to) {
+        Err(rustix::io::Errno::INPROGRESS) => {
+            let mut interests = [PollInterest::room(socket.as_fd())];
+            wait(&mut interests, Some(time_max))?;
+            if !interests[0].is_ready() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            sockopt::socket_error(&socket)??;
+        }
+        connected => connected?,
+    }
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
 fn would_block_is_none(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),
@@ -400,6 +441,25 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let link = Link::connect(&listener.local_addr().unwrap().to_string(), Duration::from_secs(5)).unwrap();
         assert_eq!(sockopt::tcp_congestion(&link.fd).unwrap(), LOOPBACK_CONGESTION);
+    }
+
+    #[test]
+    fn bounded_connection_has_small_segments_in_both_directions_and_its_failure_is_the_systems() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let time_max = Duration::from_secs(60);
+        let (near, peer) = Link::dial(&address, time_max, SegmentSize::Bounded).unwrap();
+        let far = listener.accept().unwrap().0;
+        for end in [near.as_fd(), far.as_fd()] {
+            let bytes = crate::sys::tcp::segment_bytes(end).unwrap();
+            assert!((500..=u32::from(SEGMENT_BYTES_MIN)).contains(&bytes), "{bytes}");
+        }
+        let near = Link::over_tcp(near, peer).unwrap();
+        drop(far);
+        assert_eq!(near.receive(&mut [0; 8]).unwrap(), 0, "it blocks, as any link");
+        drop(listener);
+        let refused = Link::dial(&address, time_max, SegmentSize::Bounded).unwrap_err();
+        assert_eq!(refused.source.kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

@@ -21,6 +21,14 @@ pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<(
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
 }
 
+/// Limits the segments of a connection that is not made yet, in both directions (`TCP_MAXSEG`, tcp(7)).
+///
+/// # Errors
+/// The system's error.
+pub fn set_segment_max(socket: impl AsFd, bytes_max: u16) -> io::Result<()> {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, &c_int::from(bytes_max))
+}
+
 /// Limits the bytes that the kernel holds of this connection and has not sent yet (`TCP_NOTSENT_LOWAT`, tcp(7)). What
 /// is on its way comes on top. A peer that stops reading costs no more, whatever the socket's buffer may grow to.
 ///
@@ -34,6 +42,15 @@ pub fn set_unsent_max(socket: impl AsFd, bytes_max: u32) -> io::Result<()> {
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
     let info = info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+/// Bytes of the largest segment that this end of a connection sends.
+///
+/// # Errors
+/// The system's error; an error if this is no TCP connection.
+#[cfg(test)]
+pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
+    Ok(info(socket)?.tcpi_snd_mss)
 }
 
 /// What a connection may have on its way.

@@ -10,7 +10,7 @@ use farbus_wire::native::reserve;
 use farbus_wire::native::retire::DiskMoveStep;
 use farbus_wire::native::{
     ClassPart, ExporterWelcome, FrameKind, HelloOptions, ImporterHello, Lane, LaneArray, LaneLimits, LanePosition,
-    LaneSet, OutboundMessage, ReceivedFrame, SessionId, WelcomeOutcome,
+    LaneSet, OutboundMessage, ReceivedFrame, SessionId, SessionLane, WelcomeOutcome,
 };
 
 use farbus_wire::snapshot::{FieldReader, SnapshotWriter};
@@ -348,7 +348,7 @@ impl ImporterSession {
                     ));
                 }
                 first.lane.handle_linked(theirs.received, &mut self.pool)?;
-                first.lost_at = None;
+                begin_proof(first);
                 Ok(GreetingOutcome::Linked)
             }
             WelcomeOutcome::Unknown if self.session != SessionId::NONE => {
@@ -370,7 +370,10 @@ impl ImporterSession {
         match welcome.outcome {
             WelcomeOutcome::Resumed => {
                 further.lane.handle_linked(theirs.received, &mut self.pool)?;
-                (further.has_begun, further.lost_at) = (true, None);
+                match std::mem::replace(&mut further.has_begun, true) {
+                    true => begin_proof(further),
+                    false => further.lost_at = None,
+                }
                 Ok(GreetingOutcome::Linked)
             }
             // The first lane gets the same answer, or a newer one.
@@ -394,7 +397,22 @@ impl ImporterSession {
 
     /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
-        self.lanes.known_first().lost_at.is_none()
+        self.lanes.first().is_linked()
+    }
+
+    /// Whether this lane has a link that has carried, in both directions, what waited for it when it was made.
+    pub fn has_proved_link(&self, number: u16) -> bool {
+        self.lanes.all().any(|known| known.number == number && known.lost_at.is_none())
+    }
+
+    /// Frames may have arrived on this lane: if any passed, the grace period begins anew while the lane's link is not
+    /// proved.
+    pub fn note_progress(&mut self, number: u16, now: Instant) {
+        let Some(known) = self.lanes.known_mut(number).filter(|known| known.lost_at.is_some()) else { return };
+        let passed = known.lane.passed();
+        if std::mem::replace(&mut known.passed, passed) != passed {
+            known.lost_at = Some(now);
+        }
     }
 
     /// The lanes for new requests: see [`ImporterAttachment::use_lanes`].
@@ -402,7 +420,8 @@ impl ImporterSession {
         self.lanes.usable()
     }
 
-    /// When the grace period ends, if a lane has no link.
+    /// When the grace period ends, if a lane has no link, or one that has not carried yet what waited for it: a link
+    /// that carries nothing does not begin the period anew.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let awaited = self.lanes.all().filter(|known| known.number == 0 || known.has_begun);
         awaited.filter_map(|known| known.lost_at).min().map(|at| at + self.grace)
@@ -438,8 +457,26 @@ impl ImporterSession {
     /// # Errors
     /// [`ProtocolViolation`]: the exporter broke the protocol; the session is over.
     pub fn poll_arrived(&mut self, number: u16) -> Result<Option<ReceivedFrame>, ProtocolViolation> {
-        self.lanes.poll_arrived(number, &mut self.pool)
+        let arrived = self.lanes.poll_arrived(number, &mut self.pool)?;
+        if arrived.is_none()
+            && let Some(known) = self.lanes.known_mut(number)
+            && known.lost_at.is_some()
+            && known.lane.pong().is_some()
+        {
+            known.lost_at = None;
+        }
+        Ok(arrived)
     }
+}
+
+/// The number of the ping that proves a link.
+const PROOF_PING: u64 = 2;
+
+/// A lane that lost its link has another. Its ping follows what this end has to send again, and the pong what the other
+/// end has: small frames alone pass where large packets are dropped.
+fn begin_proof(known: &mut SessionLane) {
+    known.passed = known.lane.passed();
+    known.lane.ping(PROOF_PING);
 }
 
 /// Numbers of links that the other process leaves to this one, because each attempt of a dialer here is counted. A

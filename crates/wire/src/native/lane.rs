@@ -347,6 +347,16 @@ impl Lane {
         }
     }
 
+    /// The number of the last pong on this link that was not polled.
+    pub fn pong(&self) -> Option<u64> {
+        self.pong
+    }
+
+    /// How many counted frames have passed: those that arrived here, and those that the receiver has acknowledged.
+    pub fn passed(&self) -> u64 {
+        self.received + self.sent.acknowledged
+    }
+
     /// The number of the last pong.
     pub fn poll_pong(&mut self) -> Option<u64> {
         self.pong.take()

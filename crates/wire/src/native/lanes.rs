@@ -70,15 +70,17 @@ pub struct SessionLane {
     pub link: u64,
     /// Whether both ends have it; of no meaning for the first, which is there as long as its session.
     pub has_begun: bool,
-    /// Since when it has no link, if its end records that.
+    /// Since when it has no link that carried what waited for it, if its end records that.
     pub lost_at: Option<Instant>,
+    /// How many frames had passed ([`Lane::passed`]) when its end last looked, while `lost_at` is set.
+    pub passed: u64,
     /// The lane itself.
     pub lane: Lane,
 }
 
 impl SessionLane {
     fn new(number: u16, limits: LaneLimits) -> Self {
-        Self { number, link: 0, has_begun: false, lost_at: None, lane: Lane::new(limits) }
+        Self { number, link: 0, has_begun: false, lost_at: None, passed: 0, lane: Lane::new(limits) }
     }
 }
 
@@ -279,7 +281,7 @@ impl LaneArray {
                 ));
             }
             let lane = Lane::restore(limits, from)?;
-            lanes.further.push(SessionLane { number, link, has_begun, lost_at, lane });
+            lanes.further.push(SessionLane { number, link, has_begun, lost_at, passed: 0, lane });
         }
         Ok(lanes)
     }

@@ -43,5 +43,5 @@ use crate::reader;
 pub use frame::{FrameHeader, FrameKind};
 pub use hello::{ExporterWelcome, HelloOptions, ImporterHello, LanePosition, SessionId, WelcomeOutcome};
 pub use lane::{Lane, LaneLimits, ReceivedFrame};
-pub use lanes::{LaneArray, LaneSet};
+pub use lanes::{LaneArray, LaneSet, SessionLane};
 pub use message::{ClassPart, FlowId, MessageUrgency, OutboundMessage};

@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io_net::link::{Link, LinkError, PLAIN_SILENCE};
+use farbus_io_net::link::{Link, LinkError, PLAIN_SILENCE, SegmentSize};
 use farbus_io_net::trust::{LinkProtocol, LinkTraffic, Peer};
 
 use super::error::{ClientError, local, lost};
 use crate::broker::SystemAccess;
 use crate::common::socket_place::SocketLocation;
 use crate::hosts::known_host::{KnownHost, moved_to};
-use crate::hosts::reach::{ANSWER_TIME_MAX, ReachedAddress};
+use crate::hosts::reach::{ANSWER_TIME_MAX, AddressHints, ReachedAddress};
 use crate::importer::dial::{ConnectionProof, DialUrgency, PairedDialFailure as NotFound, search};
 use crate::importer::options::transport::LinkTransport as Transport;
 use crate::importer::session::connection::DialCallback;
@@ -104,7 +104,7 @@ impl HostConnector {
     pub fn connect(&self, address: &str, time_max: Duration) -> Result<Link, ClientError> {
         let link = match self.known(address)? {
             Some(known) => self.connect_encrypted(&known, LinkProtocol::UsbIp, time_max)?,
-            None => self.system.connect(address, time_max).map_err(ClientError::Link)?,
+            None => self.system.connect(address, time_max, SegmentSize::OfNetworks).map_err(ClientError::Link)?,
         };
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
         link.limit_silence(PLAIN_SILENCE).map_err(|source| lost(address, source))?;
@@ -121,7 +121,7 @@ impl HostConnector {
         protocol: LinkProtocol,
         time_max: Duration,
     ) -> Result<Link, ClientError> {
-        self.connect_tcp(known, protocol, time_max, DialUrgency::Awaited)
+        self.connect_tcp(known, protocol, time_max, DialUrgency::Awaited, SegmentSize::OfNetworks)
     }
 
     fn connect_tcp(
@@ -130,9 +130,11 @@ impl HostConnector {
         protocol: LinkProtocol,
         time_max: Duration,
         urgency: DialUrgency,
+        segments: SegmentSize,
     ) -> Result<Link, ClientError> {
         let found = search(known, &self.system, ConnectionProof::Connected, urgency, |hints| {
-            let connected = self.system.connect_known(known, time_max, hints);
+            let hints = AddressHints { segments, ..hints.clone() };
+            let connected = self.system.connect_known(known, time_max, &hints);
             let (link, ReachedAddress { place: location, is_new }) = connected.map_err(NotFound::NoConnection)?;
             let SocketLocation::Address(at) = location else { unreachable!("a paired host has an address") };
             let link = known.encrypt(link, protocol).map_err(|error| NotFound::NotMet(error, at))?;
@@ -161,9 +163,9 @@ impl HostConnector {
         let described = known.as_ref().map_or_else(|| address.to_owned(), |known| known.described());
         let mut connect = self.session_links(address, known, traffic)?;
         // The first link says best why the exporter cannot be reached.
-        let mut first = Some(connect(DialUrgency::Awaited)?);
+        let mut first = Some(connect(DialUrgency::Awaited, SegmentSize::OfNetworks)?);
         let mut redial = as_dial(connect);
-        Ok((Box::new(move || first.take().map_or_else(&mut redial, Ok)), described))
+        Ok((Box::new(move |segments| first.take().map_or_else(|| redial(segments), Ok)), described))
     }
 
     /// What makes links for a session that exists already.
@@ -185,17 +187,17 @@ impl HostConnector {
         address: &str,
         known: Option<Arc<KnownHost>>,
         traffic: LinkTraffic,
-    ) -> Result<impl FnMut(DialUrgency) -> Result<Link, ClientError> + Send + 'static, ClientError> {
+    ) -> Result<impl FnMut(DialUrgency, SegmentSize) -> Result<Link, ClientError> + Send + 'static, ClientError> {
         if self.transport == Transport::Quic && known.is_none() {
             let what = format!("QUIC is for paired hosts, and {address} is none: see 'farbus pair'");
             return Err(ClientError::Local(what));
         }
         let apart = Self { system: self.system.apart().map_err(local)?, ..self.clone() };
         let address = address.to_owned();
-        Ok(move |urgency: DialUrgency| match &known {
+        Ok(move |urgency: DialUrgency, segments: SegmentSize| match &known {
             Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known, traffic, urgency),
-            Some(known) => apart.connect_tcp(known, LinkProtocol::Session, ANSWER_TIME_MAX, urgency),
-            None => apart.system.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
+            Some(known) => apart.connect_tcp(known, LinkProtocol::Session, ANSWER_TIME_MAX, urgency, segments),
+            None => apart.system.connect(&address, ANSWER_TIME_MAX, segments).map_err(ClientError::Link),
         })
     }
 }
@@ -214,10 +216,10 @@ fn not_found(known: &KnownHost, failure: NotFound) -> ClientError {
 
 /// A session tries again for a link unless the exporter refused it, which is the kind `PermissionDenied`.
 fn as_dial(
-    mut connect: impl FnMut(DialUrgency) -> Result<Link, ClientError> + Send + 'static,
-) -> impl FnMut() -> io::Result<Link> + Send + 'static {
-    move || {
-        connect(DialUrgency::Repeated).map_err(|error| {
+    mut connect: impl FnMut(DialUrgency, SegmentSize) -> Result<Link, ClientError> + Send + 'static,
+) -> impl FnMut(SegmentSize) -> io::Result<Link> + Send + 'static {
+    move |segments| {
+        connect(DialUrgency::Repeated, segments).map_err(|error| {
             let kind = match &error {
                 ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
                 _ => io::ErrorKind::Other,

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farbus_io_linux::sys::tcp_owner::listener_owner;
-use farbus_io_net::link::Link;
 use farbus_io_net::link::host_address::{LOCAL, address_of};
+use farbus_io_net::link::{Link, SegmentSize};
 use farbus_io_net::local::runtime_folder::{self, RuntimeFolder};
 use tracing::debug;
 
@@ -126,7 +126,7 @@ pub fn resolve(target: DeviceTarget) -> Result<DeviceTarget, ClientError> {
     let device = target.device.clone();
     match found.as_slice() {
         [socket] => Ok(DeviceTarget { address: socket.as_host(), device }),
-        [] => match Link::dial(&target.address, DIAL_TIME_MAX) {
+        [] => match Link::dial(&target.address, DIAL_TIME_MAX, SegmentSize::OfNetworks) {
             // A usbipd, or a share that serves a port.
             Ok((_, at)) => match listener_owner(at).filter(|user| ![0, runtime_folder::owner()].contains(user)) {
                 None => Ok(DeviceTarget { address: at.to_string(), device }),

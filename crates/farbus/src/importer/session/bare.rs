@@ -45,7 +45,7 @@ pub fn link(stream: TcpStream) -> io::Result<Link> {
 
 /// Makes links to `address`, as often as the session needs one.
 pub fn dial(address: String) -> DialCallback {
-    Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
+    Box::new(move |_| Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
 }
 
 /// Serves one session, with the devices that `services` opens, until its link ends. `clock` also measures the time

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{BoottimeClock, Link, LinkEnd};
+use farbus_io_net::link::{BoottimeClock, Link, LinkEnd, SEGMENT_BYTES_MIN, SegmentSize};
 use farbus_io_net::local::events::{Event, EventKind, publish};
 use farbus_model::{
     BlockCompletion, BlockLayer, CompletionQueue, DeviceLayer, ExportIdentity, Instant, OwnerCommand,
@@ -39,6 +39,9 @@ use crate::link::link_set::{LinkSet, SILENT};
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long the exporter may take to confirm that a device was given back.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// A link that was there for so long and has not carried what waited for it does not carry large packets. A link that
+/// is cut at once says nothing of that.
+const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// The number of the ping whose pong says that the exporter has heard what was sent before.
 const FAREWELL_PING: u64 = 1;
 
@@ -186,7 +189,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
             ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), terms.grace, LaneLimits::SPARING);
         // Modules need the order of one lane.
         session = session.over_links(if remote.has_modules() { 1 } else { terms.links }).holding(terms.hold);
-        let link = dial()?;
+        let link = dial(SegmentSize::OfNetworks)?;
         let host = link.peer().to_owned();
         let welcome = greeting::greet(&link, &session.hello(0), GREETING_TIME_MAX)?;
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -388,8 +391,12 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         // While it has a link there is no such moment, and the clock need not be read.
         let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
         if is_over && self.end().is_none() {
-            warn!(host = self.host, "no link in time: the device is given up");
-            self.remote.handle_over(AttachmentEndCause::Network, "no link to its exporter in time", done);
+            let why = match self.session.is_linked() {
+                true => "no link to its exporter carried what waited for it in time",
+                false => "no link to its exporter in time",
+            };
+            warn!(host = self.host, why, "the device is given up");
+            self.remote.handle_over(AttachmentEndCause::Network, why, done);
         }
         if let Some(end) = self.end() {
             let is_new = self.status.note_end(end);
@@ -657,6 +664,10 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
     /// Drops a lane's link. The lane's frames wait for its next one; new requests use the other lanes.
     fn lose(&mut self, number: u16, end: LinkEnd, why: &str) {
         let was_linked = self.session.is_linked();
+        let is_stalled = self.link_set.age(number).is_some_and(|age| age >= STALLED_AFTER);
+        if is_stalled && !self.session.has_proved_link(number) {
+            self.bound_segments();
+        }
         self.link_set.cut(number);
         self.session.handle_lost(number, self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
@@ -671,6 +682,16 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
             publish(Event::new(EventKind::LinkLost).host(self.host.as_str()).how(end.as_str()).why(why));
             self.status.note_link(false);
             self.dialer.dial(self.session.hello(0), Duration::ZERO);
+        }
+    }
+
+    /// The second link in turn ends while what waits cannot pass: the path may drop large packets without saying so.
+    fn bound_segments(&mut self) {
+        if self.dialer.bound_segments() {
+            let segment_bytes_max = SEGMENT_BYTES_MIN;
+            let why = "two links in turn carried small packets alone: the path seems to drop larger ones";
+            warn!(host = self.host, segment_bytes_max, why, "the next links send smaller segments");
+            self.link_set.shown().note_segments(segment_bytes_max);
         }
     }
 
@@ -711,6 +732,7 @@ impl<A: ImporterAttachment> LinkedDevice<A> {
         while let Some(arrived) = self.session.poll_arrived(lane)? {
             self.remote.handle_arrived(now, arrived, done)?;
         }
+        self.session.note_progress(lane, now);
         Ok(())
     }
 
@@ -774,7 +796,7 @@ impl<A: ImporterAttachment> Drop for LinkedDevice<A> {
 /// cannot be made now are made later.
 fn link_further(session: &mut ImporterSession, dial: &mut DialCallback, link_set: &mut LinkSet) -> io::Result<()> {
     for number in session.wanting_links().collect::<Vec<_>>() {
-        let Ok(link) = dial() else { return Ok(()) };
+        let Ok(link) = dial(SegmentSize::OfNetworks) else { return Ok(()) };
         let Ok(welcome) = greeting::greet(&link, &session.hello(number), GREETING_TIME_MAX) else {
             return Ok(());
         };

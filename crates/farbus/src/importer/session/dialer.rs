@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io_net::link::{Link, ThreadWaker};
+use farbus_io_net::link::{Link, SegmentSize, ThreadWaker};
 use farbus_session::native::hello::{ExporterWelcome, ImporterHello};
 use tracing::warn;
 
@@ -20,9 +20,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause.
 pub const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Makes a link to the exporter. The error `PermissionDenied` means that the exporter refuses, and is final; after any
-/// other error the session tries again.
-pub type DialCallback = Box<dyn FnMut() -> io::Result<Link> + Send>;
+/// Makes a link to the exporter, whose segments over TCP are this large. The error `PermissionDenied` means that the
+/// exporter refuses, and is final; after any other error the session tries again.
+pub type DialCallback = Box<dyn FnMut(SegmentSize) -> io::Result<Link> + Send>;
 
 /// The result of dialling: a link on which the exporter has answered, or the exporter's refusal.
 pub type DialOutcome = Result<(Link, ExporterWelcome), String>;
@@ -46,6 +46,7 @@ struct LinkMakerState {
     /// `None` while the thread uses it.
     dial: Option<DialCallback>,
     wanting: Vec<UnlinkedLane>,
+    segments: SegmentSize,
     has_thread: bool,
     /// Whether the session has ended.
     is_over: bool,
@@ -59,7 +60,8 @@ impl SessionDialer {
     pub fn new(dial: DialCallback) -> io::Result<Self> {
         let (made, links) = mpsc::channel();
         let wake = Arc::new(ThreadWaker::new()?);
-        let making = LinkMakerState { dial: Some(dial), wanting: Vec::new(), has_thread: false, is_over: false };
+        let (wanting, segments) = (Vec::new(), SegmentSize::OfNetworks);
+        let making = LinkMakerState { dial: Some(dial), wanting, segments, has_thread: false, is_over: false };
         let maker = LinkMaker { state: Mutex::new(making), changed: Condvar::new(), made, wake: Arc::clone(&wake) };
         Ok(Self { maker: Arc::new(maker), links, wake })
     }
@@ -79,6 +81,11 @@ impl SessionDialer {
             Ok(_) => making.has_thread = true,
             Err(error) => warn!(%error, "no link is made: there is no thread for it"),
         }
+    }
+
+    /// Makes links with small segments from now on. Returns whether they were larger before.
+    pub fn bound_segments(&self) -> bool {
+        std::mem::replace(&mut self.maker.state().segments, SegmentSize::Bounded) != SegmentSize::Bounded
     }
 
     /// The next link that was made, or the refusal.
@@ -107,7 +114,8 @@ impl LinkMaker {
     /// Makes links until none is wanted.
     fn run(&self) {
         while let Some((mut dial, mut wanting)) = self.next() {
-            let dialled = try_once(&mut dial, &mut wanting);
+            let segments = self.state().segments;
+            let dialled = try_once(&mut dial, segments, &mut wanting);
             let mut making = self.state();
             making.dial = Some(dial);
             match dialled {
@@ -155,8 +163,12 @@ struct UnlinkedLane {
     pause: Duration,
 }
 
-fn try_once(dial: &mut DialCallback, UnlinkedLane { hello, at, pause }: &mut UnlinkedLane) -> Option<DialOutcome> {
-    match dial() {
+fn try_once(
+    dial: &mut DialCallback,
+    segments: SegmentSize,
+    UnlinkedLane { hello, at, pause }: &mut UnlinkedLane,
+) -> Option<DialOutcome> {
+    match dial(segments) {
         Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
             Ok(welcome) => return Some(Ok((link, welcome))),
             // The exporter may have counted this link: the next try has another number.
@@ -181,7 +193,7 @@ mod tests {
     #[test]
     fn thread_that_makes_links_is_there_only_while_one_is_wanted() {
         let (thread_names, asking) = mpsc::channel();
-        let dial = move || {
+        let dial = move |_| {
             thread_names.send(thread::current().name().map(str::to_owned)).unwrap();
             Err(io::Error::new(io::ErrorKind::PermissionDenied, "refused"))
         };
