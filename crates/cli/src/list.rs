@@ -219,12 +219,14 @@ fn add_sites(lines: &mut Vec<DeviceListRow>, sites: SiteCatalogue, answered: &BT
 /// What is said if there is nothing, and if there is nothing that others may use.
 const NOTHING: &str = "Nothing is offered here, and nobody nearby announces anything. Name a host: farbus list HOST";
 const NOTHING_ELSE: &str = "Nobody nearby announces anything. Name a host: farbus list HOST";
+const NOTHING_FOR_US: &str = "No host offers anything to this one. Name another: farbus list HOST";
+const NOTHING_HEARD: &str = "Nothing is offered here, and hosts nearby cannot be heard. Name a host: farbus list HOST";
 
 fn everybody(query: &DeviceQuery, as_json: bool) -> Result<(), CommandFailure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
     let paired = paired();
     let mut answered = BTreeSet::new();
-    let NetworkListing { hosts, for_paired_hosts } = everywhere::all();
+    let NetworkListing { hosts, for_paired_hosts, unpaired, is_alone } = everywhere::all();
     for host in hosts {
         match host.devices {
             Ok(devices) => {
@@ -245,8 +247,19 @@ fn everybody(query: &DeviceQuery, as_json: bool) -> Result<(), CommandFailure> {
     if let Some(sites) = sites(query, &paired) {
         add_sites(&mut lines, sites, &answered, query);
     }
-    let nothing = if for_paired_hosts.is_empty() { NOTHING } else { NOTHING_ELSE };
+    let nothing = match (is_alone, for_paired_hosts.is_empty()) {
+        (Some(true), true) => NOTHING,
+        (Some(true), false) => NOTHING_ELSE,
+        (Some(false), _) => NOTHING_FOR_US,
+        (None, _) => NOTHING_HEARD,
+    };
     show(lines, silent, query, nothing, as_json)?;
+    for (name, address) in unpaired.iter().filter(|_| query.is_empty() && !as_json) {
+        say(format!(
+            "{name} ({}) serves paired hosts: 'farbus pair' there, then farbus pair {name} CODE",
+            address.ip()
+        ));
+    }
     if !for_paired_hosts.is_empty() && query.is_empty() && !as_json {
         let names = for_paired_hosts.join(", ");
         say(format!("This machine offers to paired hosts alone: {names}   (farbus status)"));

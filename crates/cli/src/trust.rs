@@ -1,11 +1,12 @@
 //! Whom this host trusts: `id`, `pair`, `peers`, `unpair`.
 
 use std::io::{BufRead, IsTerminal};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use farbus::common::listen_words::{everywhere, listen_address};
-use farbus::hosts::pairing::{PairingProgress, join, wait_for_host};
+use farbus::hosts::pairing::{PairingProgress, announce_waiting, join, wait_for_host};
 use farbus::hosts::trust::TrustStore;
+use farbus_io_net::discovery::own_addresses;
 use farbus_io_net::link::TcpLinkListener;
 use farbus_io_net::link::host_address::{PAIRING_PORT, address_with_port, check_host};
 use farbus_io_net::trust::{Fingerprint, PairingCode, Peer, name_from};
@@ -82,6 +83,9 @@ pub struct UnpairArgs {
     pub json: bool,
 }
 
+/// How many addresses of its own `farbus pair` shows.
+const ADDRESSES_SHOWN: usize = 4;
+
 #[derive(Serialize)]
 struct OwnIdentity<'a> {
     name: &'a str,
@@ -112,6 +116,7 @@ pub fn pair(args: &PairArgs) -> Result<(), CommandFailure> {
         None => {
             let listener = listen(args.listen.as_deref())?;
             let address = listener.address().map_err(CommandFailure::local)?;
+            let _announced = announce_waiting(&trust, address);
             wait_for_host(&trust, listener, name, &args.allow, |progress| show(&trust, address, args.json, &progress))?
         }
     };
@@ -133,7 +138,8 @@ pub fn pair(args: &PairArgs) -> Result<(), CommandFailure> {
 fn show(trust: &TrustStore, address: SocketAddr, json: bool, progress: &PairingProgress) {
     match progress {
         PairingProgress::Code(code) if json => {
-            say(serde_json::json!({ "code": code.to_string(), "address": address.to_string() }));
+            let (code, address, addresses) = (code.to_string(), address.to_string(), addresses_of(address));
+            say(serde_json::json!({ "code": code, "address": address, "addresses": addresses }));
         }
         PairingProgress::WrongCode { from, tries_left } if json => {
             say(serde_json::json!({ "wrong_code": { "from": from.to_string(), "tries_left": tries_left } }));
@@ -142,6 +148,10 @@ fn show(trust: &TrustStore, address: SocketAddr, json: bool, progress: &PairingP
             let port = if address.port() == PAIRING_PORT { String::new() } else { format!(":{}", address.port()) };
             say(format!("code {code}   (2 minutes; Ctrl-C ends)"));
             say(format!("  on the other host:  farbus pair {}{port} {code}", trust.name()));
+            let by_address = addresses_of(address).into_iter().map(|at| format!("farbus pair {at} {code}"));
+            for line in by_address {
+                say(format!("  or by address:      {line}"));
+            }
             say(format!("  this host's key is {}", trust.fingerprint()));
         }
         PairingProgress::WrongCode { from, tries_left: 0 } => {
@@ -151,6 +161,20 @@ fn show(trust: &TrustStore, address: SocketAddr, json: bool, progress: &PairingP
             say(format!("wrong code from {from}; {tries_left} more and the code is void"));
         }
     }
+}
+
+/// Where other hosts reach this one, as they type it. The first few: a machine may have very many.
+fn addresses_of(listening: SocketAddr) -> Vec<String> {
+    let all = match listening.ip().to_canonical() {
+        ip if !ip.is_unspecified() => vec![ip],
+        IpAddr::V4(_) => own_addresses().into_iter().filter(IpAddr::is_ipv4).collect(),
+        IpAddr::V6(_) => own_addresses(),
+    };
+    let typed = |ip: IpAddr| match listening.port() {
+        PAIRING_PORT => ip.to_string(),
+        port => SocketAddr::new(ip, port).to_string(),
+    };
+    all.into_iter().take(ADDRESSES_SHOWN).map(typed).collect()
 }
 
 fn ask_for_code(host: &str) -> Result<PairingCode, CommandFailure> {

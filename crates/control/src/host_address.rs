@@ -21,9 +21,8 @@ pub fn check_host(text: &str) -> Result<String, String> {
     if let Some((scheme, rest)) = text.split_once("://") {
         return Err(format!("'{text}' is no host: type '{rest}' without '{scheme}://'"));
     }
-    let is_bare_v6 = text.split('%').next().is_some_and(|text| text.parse::<core::net::Ipv6Addr>().is_ok());
     let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !is_bare_v6 && !text.ends_with(']') => (host, Some(port)),
+        Some((host, port)) if !is_bare_v6(text) && !text.ends_with(']') => (host, Some(port)),
         _ => (text, None),
     };
     if let Some(port) = port.filter(|port| port.parse::<u16>().is_err()) {
@@ -46,12 +45,20 @@ pub fn address_with_port(host: &str, port: u16) -> String {
     if host.starts_with(LOCAL) {
         return host.to_owned();
     }
-    let is_bare_v6 = host.parse::<core::net::Ipv6Addr>().is_ok();
-    if is_bare_v6 {
+    if is_bare_v6(host) {
         return format!("[{host}]:{port}");
     }
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if has_port { host.to_owned() } else { format!("{host}:{port}") }
+    match host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
+        Some((bare, port)) if is_bare_v6(bare) && bare.contains('%') => format!("[{bare}]:{port}"),
+        Some(_) => host.to_owned(),
+        None => format!("{host}:{port}"),
+    }
+}
+
+/// Whether this is an IPv6 address without brackets, with the name of its interface or without.
+fn is_bare_v6(host: &str) -> bool {
+    let (address, interface) = host.split_once('%').unwrap_or((host, "-"));
+    address.parse::<core::net::Ipv6Addr>().is_ok() && !interface.is_empty() && !interface.contains([':', ']'])
 }
 
 /// `HOST:PORT` as messages show it: a name without the port of plain USB/IP, which is the default. The name may be a
@@ -82,6 +89,26 @@ mod tests {
     }
 
     #[test]
+    fn address_has_brackets_and_a_port_however_it_was_typed() {
+        for (typed, expected) in [
+            ("lab3", "lab3:3240"),
+            ("lab3:99", "lab3:99"),
+            ("10.0.0.7", "10.0.0.7:3240"),
+            ("::1", "[::1]:3240"),
+            ("[::1]", "[::1]:3240"),
+            ("[::1]:99", "[::1]:99"),
+            ("fe80::1%eth0", "[fe80::1%eth0]:3240"),
+            ("fe80::1%eth0:99", "[fe80::1%eth0]:99"),
+            ("[fe80::1%eth0]", "[fe80::1%eth0]:3240"),
+            ("[fe80::1%eth0]:99", "[fe80::1%eth0]:99"),
+            ("fe80::1%2", "[fe80::1%2]:3240"),
+        ] {
+            assert_eq!(address_of(typed), expected, "{typed}");
+            assert_eq!(port_of(&address_of(typed)), expected.rsplit_once(':').and_then(|(_, port)| port.parse().ok()));
+        }
+    }
+
+    #[test]
     fn hosts_are_names_or_addresses_with_or_without_a_port() {
         for fine in [
             "lab3",
@@ -92,6 +119,9 @@ mod tests {
             "[::1]",
             "[::1]:3240",
             "fe80::1%eth0",
+            "fe80::1%eth0:3241",
+            "[fe80::1%eth0]",
+            "[fe80::1%eth0]:3241",
             "unix:/run/x.sock",
         ] {
             assert_eq!(check_host(fine), Ok(fine.to_owned()));

@@ -198,11 +198,11 @@ pub struct Args {
     /// At every address and port 3241, unless ADDR[:PORT] is given. Each host may use what 'farbus allow' says.
     #[arg(long, group = "own", value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
-    /// With --secure: announce nothing to hosts nearby.
+    /// Announce nothing to hosts nearby.
     ///
     /// Without it, mDNS tells hosts of the same network this host's name (FARBUS_NAME, or its host name), address, port
-    /// and fingerprint, so that paired hosts find it by its name. Devices are not announced.
-    #[arg(long, requires = "secure")]
+    /// and fingerprint, so that they find it by its name. Devices are not announced.
+    #[arg(long, group = "own")]
     no_announce: bool,
     /// Let others observe what devices send.
     ///
@@ -335,10 +335,9 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
         share.record_by(Arc::clone(&recorder));
         secure = secure.map(|secure| PairedHostListener { trust: secure.trust.recorded_by(recorder), ..secure });
     }
-    let nearby = secure
-        .as_ref()
-        .filter(|secure| !args.no_announce && !secure.is_local())
-        .and_then(PairedHostListener::announcer);
+    let wanted = if args.no_announce { Vec::new() } else { announcements(&plain, secure.as_ref()) };
+    let started = (!wanted.is_empty()).then(MdnsProcess::start).transpose();
+    let nearby = started.inspect_err(|error| warn!(%error, "nothing will be announced")).ok().flatten();
     // Everything that needs rights is open: drop them before the first thread starts that may read input from the
     // network.
     let deaf = |error| CommandFailure::local(format!("cannot hear what is plugged in: {error}"));
@@ -366,7 +365,7 @@ pub fn run(mut args: Args) -> Result<(), CommandFailure> {
     // And what the last steps of the start need.
     startup_memory::give_back_soon();
     tell_places(&share, &args, &offered, &listening)?;
-    let announced = nearby.map(|(nearby, wanted)| MdnsRegistration::keep(nearby, wanted)).transpose();
+    let announced = nearby.map(|nearby| MdnsRegistration::keep(nearby, wanted)).transpose();
     let announced = announced.map_err(CommandFailure::local)?;
     if !args.json {
         tell_next(&share, &args, &offered, trust.as_ref());
@@ -643,27 +642,35 @@ struct PairedHostListener {
     trust: TrustStore,
 }
 
-impl PairedHostListener {
-    /// Whether this machine alone can reach it.
-    fn is_local(&self) -> bool {
-        SocketLocation::Address(self.address).is_local()
+/// What hosts nearby are told: each address that other machines reach, with what is spoken there.
+fn announcements(
+    plain: &[(SocketListener, SocketLocation)],
+    secure: Option<&PairedHostListener>,
+) -> Vec<HostAnnouncement> {
+    let for_all = plain.iter().map(|(_, location)| (location.clone(), AnnouncedProtocol::Plain, None));
+    let for_paired_hosts = secure.map(|secure| {
+        let location = SocketLocation::Address(secure.address);
+        (location, AnnouncedProtocol::Secure, Some(secure.trust.fingerprint().to_string()))
+    });
+    let announcement = |(location, kind, fingerprint): (SocketLocation, _, _)| match location {
+        SocketLocation::Address(address) if !location.is_local() => {
+            // Without addresses all of this machine's are announced.
+            let addresses = Some(address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            Some(HostAnnouncement { kind, port: address.port(), addresses, version, fingerprint })
+        }
+        _ => None,
+    };
+    let mut all: Vec<HostAnnouncement> = Vec::new();
+    for wanted in for_all.chain(for_paired_hosts).filter_map(announcement) {
+        // The addresses of both versions of IP, at one port, are one service.
+        match all.iter_mut().find(|other| (other.kind, other.port) == (wanted.kind, wanted.port)) {
+            Some(other) if wanted.addresses.is_empty() || other.addresses.is_empty() => other.addresses.clear(),
+            Some(other) => other.addresses.extend(wanted.addresses),
+            None => all.push(wanted),
+        }
     }
-
-    /// The process that will announce it, and what to announce; `None` if no process can be started.
-    fn announcer(&self) -> Option<(MdnsProcess, HostAnnouncement)> {
-        let nearby = MdnsProcess::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
-        // Without addresses all of this machine's are announced.
-        let addresses = Some(self.address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
-        let (version, fingerprint) = (env!("CARGO_PKG_VERSION").to_owned(), Some(self.trust.fingerprint().to_string()));
-        let announcement = HostAnnouncement {
-            kind: AnnouncedProtocol::Secure,
-            port: self.address.port(),
-            addresses,
-            version,
-            fingerprint,
-        };
-        Some((nearby, announcement))
-    }
+    all
 }
 
 fn bind_secure(address: &str) -> Result<PairedHostListener, CommandFailure> {

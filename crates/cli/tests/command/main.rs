@@ -65,6 +65,7 @@ mod modules;
 mod moves;
 mod nbd;
 mod nbd_migrate;
+mod nearby;
 mod network;
 mod next_steps;
 mod observe;

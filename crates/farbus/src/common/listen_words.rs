@@ -5,6 +5,7 @@ use std::path::Path;
 
 use farbus_control::failure::CommandFailure;
 use farbus_io_net::link::host_address::{LOCAL, address_with_port};
+use farbus_io_net::link::resolve;
 
 use crate::common::socket_place::{SocketLocation, SocketProtocol};
 
@@ -16,7 +17,9 @@ pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, CommandFailur
     let address = text.strip_prefix(LOOPBACK).filter(|rest| rest.is_empty() || rest.starts_with(':'));
     let address = address.map_or_else(|| text.to_owned(), |port| format!("{}{port}", Ipv4Addr::LOCALHOST));
     let with_port = address_with_port(&address, port);
-    with_port.parse().map_err(|_| {
+    // An interface's name is the system's to know.
+    let named = || resolve(&with_port).ok().filter(|_| with_port.contains('%'))?.first().copied();
+    with_port.parse().ok().or_else(named).ok_or_else(|| {
         CommandFailure::local(format!(
             "'{text}' is no address to listen at: try loopback, 0.0.0.0:{port} or [::1]:{port}"
         ))
@@ -73,6 +76,17 @@ mod tests {
     use std::io::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn address_to_listen_at_may_name_its_interface() {
+        for typed in ["fe80::1%lo", "[fe80::1%lo]", "[fe80::1%lo]:99", "[fe80::1%1]:99"] {
+            let SocketAddr::V6(address) = listen_address(typed, 99).unwrap() else { panic!("{typed}") };
+            assert_eq!((address.scope_id(), address.port()), (1, 99), "{typed}");
+        }
+        for wrong in ["lab3", "localhost:99", "fe80::1%none7"] {
+            assert!(listen_address(wrong, 99).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_listen_failure_names_the_place_once() {

@@ -229,7 +229,11 @@ impl KnownHost {
 pub fn remember(address: &str, at: SocketAddr) -> io::Result<()> {
     let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     let folder = HostFolder::of_user().map_err(io::Error::other)?;
-    let at = SocketAddr::new(at.ip().to_canonical(), at.port()).to_string();
+    let at = match at {
+        // An address of the link is of no use without its interface.
+        SocketAddr::V6(at) if at.ip().is_unicast_link_local() => at.to_string(),
+        at => SocketAddr::new(at.ip().to_canonical(), at.port()).to_string(),
+    };
     let changed = PairedHostList::change(&folder, |peers| {
         peers.find_mut(name).filter(|peer| peer.address.as_ref() != Some(&at)).map(|peer| {
             peer.address = Some(at.clone());

@@ -48,7 +48,7 @@ enum MdnsReply {
 /// An announcement, as it is sent between the two processes.
 #[derive(Debug, Serialize, Deserialize)]
 struct MdnsAnnouncement {
-    is_secure: bool,
+    kind: AnnouncedProtocol,
     port: u16,
     addresses: Vec<IpAddr>,
     fingerprint: Option<String>,
@@ -57,7 +57,7 @@ struct MdnsAnnouncement {
 impl From<&HostAnnouncement> for MdnsAnnouncement {
     fn from(announcement: &HostAnnouncement) -> Self {
         Self {
-            is_secure: announcement.kind == AnnouncedProtocol::Secure,
+            kind: announcement.kind,
             port: announcement.port,
             addresses: announcement.addresses.clone(),
             fingerprint: announcement.fingerprint.clone(),
@@ -68,7 +68,7 @@ impl From<&HostAnnouncement> for MdnsAnnouncement {
 impl From<MdnsAnnouncement> for HostAnnouncement {
     fn from(announcement: MdnsAnnouncement) -> Self {
         Self {
-            kind: if announcement.is_secure { AnnouncedProtocol::Secure } else { AnnouncedProtocol::Plain },
+            kind: announcement.kind,
             port: announcement.port,
             addresses: announcement.addresses,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -126,9 +126,8 @@ impl MdnsRegistration {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn keep(nearby: MdnsProcess, wanted: HostAnnouncement) -> io::Result<Self> {
+    pub fn keep(nearby: MdnsProcess, wanted: Vec<HostAnnouncement>) -> io::Result<Self> {
         let (end, ended) = channel();
-        let wanted = [wanted];
         let keep = move || {
             let mut trouble = None;
             loop {

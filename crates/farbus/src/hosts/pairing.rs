@@ -10,7 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_control::failure::{CommandFailure, FailureKind};
-use farbus_io_net::link::host_address::SECURE_PORT;
+use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};
+use farbus_io_net::link::host_address::{PAIRING_PORT, SECURE_PORT};
 use farbus_io_net::link::{AcceptedConnection, BoottimeClock, Link, LinkError, TcpLinkListener};
 use farbus_io_net::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
 use farbus_io_net::trust::{
@@ -21,8 +22,10 @@ use farbus_model::Instant;
 use farbus_session::pairing::{PairingConn, PairingEvent, PairingParticipant, PairingRefusal};
 use tracing::warn;
 
+use crate::common::socket_place::SocketLocation;
+use crate::hosts::mdns::{self, MdnsProcess, MdnsRegistration};
 use crate::hosts::questions::send_all;
-use crate::hosts::reach::ANSWER_TIME_MAX;
+use crate::hosts::reach::{ANSWER_TIME_MAX, NearbyHostQuery, is_unknown_name};
 use crate::hosts::trust::{TrustStore, likely_address};
 
 /// The stack of a thread that pairs. Signatures and curves in a debug build use the most.
@@ -76,6 +79,11 @@ impl From<PairError> for CommandFailure {
 impl fmt::Display for PairError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            PairError::Link(error) if is_unknown_name(error) => write!(
+                f,
+                "{error}\n  no name service knows that name, and no 'farbus pair' nearby announces it\n  \
+                 type the address that 'farbus pair' shows there"
+            ),
             PairError::Link(error) => {
                 write!(f, "{error}\n  does 'farbus pair' wait there, and does a firewall let its port through?")
             }
@@ -138,7 +146,7 @@ pub fn join(
     name: Option<&str>,
     allow: &[String],
 ) -> Result<Peer, PairError> {
-    let link = Link::connect(address, ANSWER_TIME_MAX).map_err(PairError::Link)?;
+    let (link, host) = connect(address).map_err(PairError::Link)?;
     let terms = trust.terms(AcceptedKeys::Anybody, &[LinkProtocol::Pairing]);
     let SecureLink { link, peer, .. } = terms.connect(link).map_err(PairError::Handshake)?;
     if peer == trust.fingerprint() {
@@ -154,8 +162,42 @@ pub fn join(
         PairingEvent::Refused(refusal) => return Err(PairError::Refused(refusal)),
         PairingEvent::Greeted { .. } => unreachable!("a host greets once"),
     }
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     Ok(trust.note(name.unwrap_or(&theirs), peer, format!("{host}:{SECURE_PORT}"), allow)?)
+}
+
+/// Connects to `address` (`HOST:PORT`), and returns HOST as it is to be remembered: for a name that no name service
+/// knows, the address at which a host of that name announces that it waits.
+fn connect(address: &str) -> Result<(Link, String), LinkError> {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    match Link::connect(address, ANSWER_TIME_MAX) {
+        Err(error) if is_unknown_name(&error) => {
+            let mut at = mdns::find(&NearbyHostQuery::Pairing(host.to_owned())).ok_or(error)?;
+            if let Some(port) = port.parse().ok().filter(|port| *port != PAIRING_PORT) {
+                at.set_port(port);
+            }
+            let link = Link::connect(&at.to_string(), ANSWER_TIME_MAX)?;
+            let at = at.to_string();
+            Ok((link, at.rsplit_once(':').map_or(at.as_str(), |(host, _)| host).to_owned()))
+        }
+        connected => connected.map(|link| (link, host.to_owned())),
+    }
+}
+
+/// Announces that this host waits at `at`, until dropped. `None` if only this machine could connect there, or nothing
+/// can be announced: then the other host needs the address.
+pub fn announce_waiting(trust: &TrustStore, at: SocketAddr) -> Option<MdnsRegistration> {
+    if SocketLocation::Address(at).is_local() {
+        return None;
+    }
+    let wanted = HostAnnouncement {
+        kind: AnnouncedProtocol::Pairing,
+        port: at.port(),
+        addresses: Some(at.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        fingerprint: Some(trust.fingerprint().to_string()),
+    };
+    let kept = MdnsProcess::start().and_then(|nearby| MdnsRegistration::keep(nearby, vec![wanted]));
+    kept.inspect_err(|error| warn!(%error, "not announced")).ok()
 }
 
 /// Shows codes and waits at `listener` until a host has joined, and adds it to the paired hosts.

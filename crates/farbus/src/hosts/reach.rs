@@ -1,14 +1,14 @@
 //! Finds and connects to a host by its name: a paired one, one in a name service, or one that announces itself nearby.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use farbus_io_net::discovery::{self, AnnouncedProtocol};
 use farbus_io_net::link::host_address::{DEFAULT_PORT, LOCAL};
-use farbus_io_net::link::{Link, LinkError, SegmentSize, dial_local};
+use farbus_io_net::link::{Link, LinkError, SegmentSize, dial_local, resolve};
 use farbus_io_net::local::runtime_folder;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,8 @@ pub enum NearbyHostQuery {
     Plain(String),
     /// The paired host with this fingerprint.
     Key(String),
+    /// The host of this name, which waits for a pairing.
+    Pairing(String),
 }
 
 /// What a process that asks for a host knows about its address, and the path there.
@@ -172,7 +174,7 @@ fn announced(
 
 /// The addresses at which the host was seen last.
 fn remembered(known: &KnownHost) -> io::Result<Vec<SocketAddr>> {
-    known.address().to_socket_addrs().map(Iterator::collect)
+    resolve(known.address())
 }
 
 fn found(known: &KnownHost, remembered: &io::Result<Vec<SocketAddr>>, at: SocketAddr) -> ReachedAddress {
@@ -192,7 +194,7 @@ fn no_address() -> io::Error {
 fn announced_at(address: &str, nearby: fn(&NearbyHostQuery) -> Option<SocketAddr>) -> Option<SocketAddr> {
     let (host, port) = address.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;
-    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
+    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() || resolve(address).is_ok() {
         return None;
     }
     let mut at = nearby(&NearbyHostQuery::Plain(host.to_owned()))?;
@@ -202,10 +204,19 @@ fn announced_at(address: &str, nearby: fn(&NearbyHostQuery) -> Option<SocketAddr
     Some(at)
 }
 
+/// Whether no address belongs to the name that was dialled.
+pub fn is_unknown_name(error: &LinkError) -> bool {
+    // A broker passes an error on as words.
+    error.source.kind() == io::ErrorKind::NotFound || error.source.to_string().contains("failed to lookup address")
+}
+
 /// Finds a host that announces itself, by this process.
 pub fn ask_around(sought: &NearbyHostQuery) -> Option<SocketAddr> {
     let found = match sought {
         NearbyHostQuery::Plain(name) => discovery::find(AnnouncedProtocol::Plain, name, FIND_TIME_MAX, discovery::PORT),
+        NearbyHostQuery::Pairing(name) => {
+            discovery::find(AnnouncedProtocol::Pairing, name, FIND_TIME_MAX, discovery::PORT)
+        }
         NearbyHostQuery::Key(fingerprint) => discovery::find_key(fingerprint, FIND_TIME_MAX, discovery::PORT),
     };
     found.ok()??.addresses.first().copied()

@@ -214,5 +214,12 @@ impl TrustStore {
 
 /// Where a host that connected from `from` most likely listens.
 pub fn likely_address(from: SocketAddr) -> String {
-    SocketAddr::new(from.ip().to_canonical(), SECURE_PORT).to_string()
+    match from {
+        // An address of the link is of no use without its interface.
+        SocketAddr::V6(mut from) if from.ip().is_unicast_link_local() => {
+            from.set_port(SECURE_PORT);
+            from.to_string()
+        }
+        from => SocketAddr::new(from.ip().to_canonical(), SECURE_PORT).to_string(),
+    }
 }

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use mdns_sd::{DaemonStatus, ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo, UnregisterStatus};
+use serde::{Deserialize, Serialize};
 
 /// mDNS's own port (RFC 6762 §3).
 pub const PORT: u16 = 5353;
@@ -28,12 +29,15 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 const WORD_BYTES_MAX: usize = 128;
 
 /// The protocol that is spoken at a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AnnouncedProtocol {
     /// Plain USB/IP: `_usbip._tcp`.
     Plain,
     /// Encrypted, for paired hosts: `_farbus._tcp`.
     Secure,
+    /// Pairing, while `farbus pair` waits: `_farbus-pair._tcp`.
+    Pairing,
 }
 
 impl AnnouncedProtocol {
@@ -41,6 +45,7 @@ impl AnnouncedProtocol {
         match self {
             AnnouncedProtocol::Plain => "_usbip._tcp.local.",
             AnnouncedProtocol::Secure => "_farbus._tcp.local.",
+            AnnouncedProtocol::Pairing => "_farbus-pair._tcp.local.",
         }
     }
 
@@ -48,6 +53,7 @@ impl AnnouncedProtocol {
         match self {
             AnnouncedProtocol::Plain => "usbip",
             AnnouncedProtocol::Secure => "farbus",
+            AnnouncedProtocol::Pairing => "pair",
         }
     }
 }
@@ -326,6 +332,17 @@ fn host_of(kind: AnnouncedProtocol, service: &ResolvedService) -> Option<Discove
 /// Whether this is one label that can be typed: letters, digits, `-` and `_` (RFC 1123 §2.1, and common use).
 fn is_name(label: &str) -> bool {
     (1..=63).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+}
+
+/// The addresses at which other hosts reach this machine, those of IPv4 first.
+pub fn own_addresses() -> Vec<IpAddr> {
+    let is_reachable = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let mut all: Vec<IpAddr> = networks().into_iter().map(|(_, ip)| ip).filter(is_reachable).collect();
+    all.sort_unstable();
+    all
 }
 
 /// This machine's name.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use rustls::Connection;
 use serde::{Deserialize, Serialize};
 
 use super::BoottimeClock;
+use super::resolve::resolve;
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, LinkTls};
 use super::wait::{PollInterest, wait};
@@ -122,7 +123,7 @@ impl Link {
     pub fn dial(address: &str, time_max: Duration, segments: SegmentSize) -> Result<(OwnedFd, SocketAddr), LinkError> {
         let fail = |source| LinkError { address: address.to_owned(), source };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for candidate in address.to_socket_addrs().map_err(fail)? {
+        for candidate in resolve(address).map_err(fail)? {
             match connect(candidate, time_max, segments) {
                 Ok(connection) => return Ok((connection, candidate)),
                 Err(error) => last = error,

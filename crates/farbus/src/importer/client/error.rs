@@ -16,6 +16,7 @@ use farbus_session::{OpStatus, ProtocolViolation};
 
 use super::target::DeviceTarget;
 use crate::hosts::known_host::KnownHostError;
+use crate::hosts::reach::is_unknown_name;
 use crate::importer::local_error::{LocalDeviceError, hint};
 use crate::importer::port::usbip::LOST;
 
@@ -145,6 +146,10 @@ impl fmt::Display for ClientError {
                 let text = format!("{error}\n  is 'farbus share' (or usbipd) running there?");
                 with_hint(f, &text, &error.address)
             }
+            ClientError::Link(error) if is_unknown_name(error) => write!(
+                f,
+                "{error}\n  no name service knows that name, and nobody nearby announces it: see 'farbus list', or type an address"
+            ),
             ClientError::Link(error) => {
                 let port = port_of(&error.address).unwrap_or(DEFAULT_PORT);
                 let (what, next) = if port == SECURE_PORT {

@@ -1,12 +1,13 @@
 //! Lists what is offered on this machine and elsewhere without being given a host: this machine's own shares, the
 //! paired hosts, and hosts nearby that announce themselves.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io_net::discovery::{self, AnnouncedProtocol};
+use farbus_io_net::discovery::{self, AnnouncedProtocol, DiscoveredHost};
 use farbus_io_net::link::host_address::DEFAULT_PORT;
 use farbus_io_net::local::control_socket::{Answer, Question, ask_all};
 use tracing::{debug, warn};
@@ -50,6 +51,10 @@ pub struct NetworkListing {
     pub hosts: Vec<ListedHost>,
     /// Names of this user's own devices that only paired hosts can use.
     pub for_paired_hosts: Vec<String>,
+    /// Hosts nearby that announce that they serve paired hosts, and are not paired with this one: name and address.
+    pub unpaired: Vec<(String, SocketAddr)>,
+    /// Whether nobody else announces anything; `None` if that could not be found out.
+    pub is_alone: Option<bool>,
 }
 
 /// Asks all known hosts what they offer. A paired host is asked only over its encrypted link.
@@ -62,18 +67,65 @@ pub fn all() -> NetworkListing {
     if !ours.contains(&default) {
         hosts.push(candidate(own_target(&default), &default, true));
     }
-    let found = discovery::browse(&[AnnouncedProtocol::Plain], BROWSE_TIME, discovery::PORT);
-    let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for")).unwrap_or_default();
-    hosts.extend(paired.iter().map(|name| candidate(name.clone(), name, false)));
-    for host in found.into_iter().filter(|host| !paired.contains(&host.name)) {
-        let Some(address) = host.addresses.first() else { continue };
+    let found = discovery::browse(&[AnnouncedProtocol::Plain, AnnouncedProtocol::Secure], BROWSE_TIME, discovery::PORT);
+    let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for"));
+    hosts.extend(paired.values().map(|name| candidate(name.clone(), name, false)));
+    let is_known = found.is_ok();
+    let AnnouncedHosts { plain, unpaired } = sorted(found.unwrap_or_default(), &paired, own_key().as_ref());
+    let mut others = unpaired.len();
+    for (name, address) in plain {
         let has_port =
             |own: &SocketLocation| matches!(own, SocketLocation::Address(own) if own.port() == address.port());
-        if !(ours.iter().any(has_port) && is_ours(*address)) {
-            hosts.push(candidate(host.name, address, false));
+        if !(ours.iter().any(has_port) && is_ours(address)) {
+            hosts.push(candidate(name, &address, false));
+            others += 1;
         }
     }
-    NetworkListing { hosts: ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX), for_paired_hosts }
+    let is_alone = is_known.then_some(others == 0 && paired.is_empty());
+    NetworkListing { hosts: ask(hosts, LIST_TIME_MAX, LISTS_TIME_MAX), for_paired_hosts, unpaired, is_alone }
+}
+
+/// What announcements say of hosts that are not paired with this one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct AnnouncedHosts {
+    /// Those that serve everybody.
+    plain: Vec<(String, SocketAddr)>,
+    /// Those that serve paired hosts.
+    unpaired: Vec<(String, SocketAddr)>,
+}
+
+/// Leaves out this host and the paired ones. A paired host is known by its key, whatever it is called now; so what is
+/// announced under its present name, or at its address, is its own, too.
+fn sorted(found: Vec<DiscoveredHost>, paired: &BTreeMap<String, String>, own_key: Option<&String>) -> AnnouncedHosts {
+    let is_known = |host: &&DiscoveredHost| {
+        host.fingerprint.as_ref().is_some_and(|key| paired.contains_key(key) || Some(key) == own_key)
+    };
+    let known: Vec<&DiscoveredHost> = found.iter().filter(is_known).collect();
+    let is_one_of_them = |host: &DiscoveredHost| {
+        let has_its_address = |known: &&DiscoveredHost| {
+            known.addresses.iter().any(|known| host.addresses.iter().any(|at| at.ip() == known.ip()))
+        };
+        known.iter().any(|known| known.name == host.name || has_its_address(known))
+    };
+    let mut all = AnnouncedHosts::default();
+    for host in &found {
+        let Some(&address) = host.addresses.first() else { continue };
+        let entry = (host.name.clone(), address);
+        match host.kind {
+            _ if is_known(&host) => {}
+            AnnouncedProtocol::Secure => all.unpaired.push(entry),
+            AnnouncedProtocol::Plain if !paired.values().any(|name| *name == host.name) && !is_one_of_them(host) => {
+                all.plain.push(entry);
+            }
+            AnnouncedProtocol::Plain | AnnouncedProtocol::Pairing => {}
+        }
+    }
+    all
+}
+
+fn own_key() -> Option<String> {
+    let trust = TrustStore::is_there().then(TrustStore::open)?.ok()?;
+    Some(trust.fingerprint().to_string())
 }
 
 /// Asks these paired hosts what they offer. Each may take as long as all together.
@@ -86,17 +138,17 @@ fn candidate(name: String, address: &dyn ToString, is_guess: bool) -> ListedHost
     ListedHostCandidate { name, address: address.to_string(), is_guess }
 }
 
-/// The names of the paired hosts.
-fn paired() -> Vec<String> {
+/// The names of the paired hosts, by their keys.
+fn paired() -> BTreeMap<String, String> {
     if !TrustStore::is_there() {
-        return Vec::new();
+        return BTreeMap::new();
     }
     let peers = TrustStore::open().and_then(|trust| trust.peers());
     match peers {
-        Ok(peers) => peers.iter().map(|peer| peer.name.clone()).collect(),
+        Ok(peers) => peers.iter().map(|peer| (peer.fingerprint.to_string(), peer.name.clone())).collect(),
         Err(error) => {
             warn!(%error, "paired hosts are not asked");
-            Vec::new()
+            BTreeMap::new()
         }
     }
 }
@@ -189,4 +241,38 @@ fn own_target(location: &SocketLocation) -> String {
 /// Whether an address is this machine's: a socket can be bound to it.
 pub(super) fn is_ours(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, kind: AnnouncedProtocol, address: &str, key: Option<&str>) -> DiscoveredHost {
+        let addresses = vec![address.parse().unwrap()];
+        DiscoveredHost { name: name.into(), kind, addresses, version: None, fingerprint: key.map(str::to_owned) }
+    }
+
+    #[test]
+    fn paired_host_is_one_host_whatever_it_is_called_now() {
+        let paired = BTreeMap::from([("key-lab3".to_owned(), "lab3".to_owned())]);
+        let own = "key-own".to_owned();
+        let (plain, secure) = (AnnouncedProtocol::Plain, AnnouncedProtocol::Secure);
+        let found = vec![
+            // It was renamed to b2 after pairing.
+            host("b2", secure, "10.0.0.2:3241", Some("key-lab3")),
+            host("b2", plain, "10.0.0.2:3240", None),
+            host("b2-3249", plain, "10.0.0.2:3249", None),
+            host("desk", secure, "10.0.0.1:3241", Some("key-own")),
+            host("rack", secure, "10.0.0.3:3241", Some("key-rack")),
+            host("bench", plain, "10.0.0.4:3240", None),
+            // No other host goes by the name of a paired one.
+            host("lab3", plain, "10.0.0.9:3240", None),
+        ];
+        let entry = |name: &str, address: &str| (name.to_owned(), address.parse().unwrap());
+        let expected = AnnouncedHosts {
+            plain: vec![entry("bench", "10.0.0.4:3240")],
+            unpaired: vec![entry("rack", "10.0.0.3:3241")],
+        };
+        assert_eq!(sorted(found, &paired, Some(&own)), expected);
+    }
 }
