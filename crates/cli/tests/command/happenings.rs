@@ -141,6 +141,11 @@ fn doctor_says_what_this_machine_lacks_and_what_to_type() {
     assert!(required.stdout.contains("pairing: type: farbus pair"), "{required:?}");
     assert_eq!(harness.run(&["doctor", "--require", "clock"]).code, Some(0));
     assert_eq!(harness.run(&["doctor", "--require", "luck"]).code, Some(2));
+    let share = harness.share(&["zero"]);
+    let path = harness.run(&["doctor", &share.address]);
+    assert!(path.code == Some(0) && path.stdout.contains("large packets reach"), "{path:?}");
+    drop(share.process);
+    assert_eq!(harness.run(&["doctor", &share.address]).code, Some(5));
 }
 
 #[test]

@@ -149,6 +149,10 @@ fn disk_behind_a_path_that_drops_large_packets_is_copied_both_ways() {
     let socket = harness.path("disk.sock");
     let socket_word = socket.to_str().unwrap();
 
+    let paired = Running::start(narrow.on_desk(&["list", "lab3", "--address", address]));
+    paired.wait_for_line("disk");
+    let doctor = finish(narrow.on_desk(&["doctor", "lab3"]), PATIENCE);
+    assert!(doctor.code == Some(0) && doctor.stdout.contains("drops large packets in silence"), "{doctor:?}");
     for is_read_first in [true, false] {
         let words = ["attach", "lab3/disk", "--address", address, "--via", "nbd", "--socket", socket_word];
         let mut attach = Running::start(narrow.on_desk(&words));

@@ -168,6 +168,15 @@ impl HostConnector {
         Ok((Box::new(move |segments| first.take().map_or_else(|| redial(segments), Ok)), described))
     }
 
+    /// One link for a session, with segments of this size.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_session(&self, address: &str, segments: SegmentSize) -> Result<Link, ClientError> {
+        let known = self.known(address)?;
+        self.session_links(address, known, LinkTraffic::Prompt)?(DialUrgency::Awaited, segments)
+    }
+
     /// What makes links for a session that exists already.
     ///
     /// # Errors

@@ -22,6 +22,7 @@
 //! | `remembered` | which device a target stood for: another one is not taken for it |
 //! | `selector` | how a target names a device |
 //! | `usbip`, `handshake` | plain USB/IP |
+//! | `path` | whether large packets reach a host |
 //! | `error` | what can go wrong, and what to do about it |
 
 mod config;
@@ -31,6 +32,7 @@ mod handshake;
 pub(crate) mod no_disk;
 mod offers;
 mod opening;
+mod path;
 mod remembered;
 mod selector;
 mod strings;
@@ -56,6 +58,7 @@ pub(crate) use connector::local_address;
 pub use error::ClientError;
 pub(crate) use error::local;
 pub use opening::ImporterClient;
+pub use path::PathFinding;
 pub use remembered::{DeviceReopener, RememberedDevice};
 pub(crate) use selector::DeviceSelector;
 pub use target::DeviceTarget;

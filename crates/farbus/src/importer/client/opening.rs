@@ -173,6 +173,11 @@ impl ImporterClient {
         self.connector.system()
     }
 
+    /// What makes its links.
+    pub(super) fn connector(&self) -> &HostConnector {
+        &self.connector
+    }
+
     /// The target by its bus id, if `target` names the device by its vendor and product, or by its serial number. For a
     /// serial number, devices that nobody uses are asked for theirs, one after the other.
     ///
