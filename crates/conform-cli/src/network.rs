@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_conform::{LinkLoss, PeerLink, PeerNetwork, ReceiveOutcome};
-use farbus_control::host_address::{LOCAL, address_of};
+use farbus_control::host_address::{LOCAL, address_of, with_interface};
 use farbus_model::Instant;
 
 use crate::clock::KitClock;
@@ -29,7 +29,11 @@ impl NetworkPeer {
             return Ok(PeerSocket::Local(UnixStream::connect(path)?));
         }
         let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-        for address in self.address.to_socket_addrs()? {
+        let addresses = match with_interface(&self.address) {
+            Some(host_and_port) => host_and_port.to_socket_addrs()?,
+            None => self.address.to_socket_addrs()?,
+        };
+        for address in addresses {
             match TcpStream::connect_timeout(&address, self.patience) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;

@@ -71,6 +71,13 @@ pub fn shown(address: &str) -> &str {
     }
 }
 
+/// Host and port of `[ADDRESS%INTERFACE]:PORT`: the system knows interfaces by name in a host, and not within brackets.
+/// `None` for any other address, which it takes as it is.
+pub fn with_interface(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.strip_prefix('[')?.rsplit_once("]:")?;
+    Some((host, port.parse().ok()?)).filter(|(host, _)| host.contains('%'))
+}
+
 /// The port of `HOST:PORT`.
 pub fn port_of(address: &str) -> Option<u16> {
     address.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
@@ -106,6 +113,8 @@ mod tests {
             assert_eq!(address_of(typed), expected, "{typed}");
             assert_eq!(port_of(&address_of(typed)), expected.rsplit_once(':').and_then(|(_, port)| port.parse().ok()));
         }
+        assert_eq!(with_interface("[fe80::1%eth0]:99"), Some(("fe80::1%eth0", 99)));
+        assert_eq!((with_interface("[::1]:99"), with_interface("lab3:99")), (None, None));
     }
 
     #[test]

@@ -3,14 +3,15 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
+use super::host_address::with_interface;
+
 /// All addresses of `HOST:PORT`. HOST is a name, or an address; one of IPv6 is bracketed, and may name its interface:
 /// `[fe80::1%eth0]:3240`.
 ///
 /// # Errors
 /// The system's error; of the kind `NotFound` if no name service knows the name, or the interface is not there.
 pub fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
-    let found = match scoped(address) {
-        // The system knows interfaces by their names in the host, and not within brackets.
+    let found = match with_interface(address) {
         Some(host_and_port) => host_and_port.to_socket_addrs(),
         None => address.to_socket_addrs(),
     };
@@ -19,12 +20,6 @@ pub fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
         Err(error) if error.raw_os_error().is_none() => Err(io::Error::new(io::ErrorKind::NotFound, error.to_string())),
         Err(error) => Err(error),
     }
-}
-
-/// Host and port of a bracketed address that names its interface.
-fn scoped(address: &str) -> Option<(&str, u16)> {
-    let (host, port) = address.strip_prefix('[')?.rsplit_once("]:")?;
-    Some((host, port.parse().ok()?)).filter(|(host, _)| host.contains('%'))
 }
 
 #[cfg(test)]
