@@ -155,6 +155,21 @@ fn lengths_beyond_all_limits_are_refused_before_memory_is_taken() {
         ("an OUT of 4 GiB", submit(2, DIRECTION_OUT, 1, u32::MAX, [0; 8])),
         ("an OUT of 2 GiB", submit(2, DIRECTION_OUT, 1, 0x7fff_ffff, [0; 8])),
         ("an IN of 2 GiB", submit(2, DIRECTION_IN, 1, 0x7fff_ffff, [0; 8])),
+    ] {
+        let mut stream = import(&share);
+        stream.write_all(&header).unwrap();
+        let mut answer = [0; 48];
+        stream.read_exact(&mut answer).unwrap();
+        let (command, status) = (answer[3], i32::from_be_bytes(*answer[20..].first_chunk().unwrap()));
+        assert_eq!((command, status), (3, -22), "{what} is answered at its header: EINVAL");
+        // Its data is dropped as it comes.
+        if header[15] == DIRECTION_OUT as u8 {
+            stream.write_all(&vec![0; 4 * MIB as usize]).unwrap();
+        }
+        drop(stream);
+        assert_is_offered(&share);
+    }
+    for (what, header) in [
         ("1025 isochronous packets", {
             let mut header = submit(2, DIRECTION_IN, 3, 1025, [0; 8]);
             header[32..36].copy_from_slice(&1025u32.to_be_bytes());
