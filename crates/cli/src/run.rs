@@ -27,6 +27,7 @@ const LEASE_SPAN: Duration = Duration::from_secs(3600);
 /// The kernel needs no USB, and you need no rights.
 #[derive(Debug, clap::Args)]
 #[command(
+    override_usage = "farbus run [OPTIONS] [DEVICE]... -- <PROGRAM>...",
     after_help = "Examples:\n  \
         farbus run lab3/board -- lsusb -v\n  \
         farbus run lab3/board -- dfu-util -l\n  \
@@ -92,7 +93,7 @@ pub struct RunArgs {
     #[command(flatten)]
     link: LinkArgs,
     /// The program, and its arguments.
-    #[arg(value_name = "PROGRAM", required = true, last = true)]
+    #[arg(value_name = "PROGRAM", last = true)]
     program: Vec<OsString>,
 }
 
@@ -131,6 +132,9 @@ pub fn shell(args: ShellArgs) -> Result<(), CommandFailure> {
 
 /// Carries out `farbus run`; ends with the program's exit code.
 pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
+    if args.program.is_empty() {
+        no_program(&args);
+    }
     if let Some(span) = args.lease {
         return lease_first(args.devices, span.unwrap_or(LEASE_SPAN));
     }
@@ -170,6 +174,23 @@ pub fn run(args: RunArgs) -> Result<(), CommandFailure> {
         }
         Err(error @ usbfs::RunError::Local(_)) => Err(CommandFailure::local(error)),
     }
+}
+
+/// Ends this process: nothing says what is to run. Words that are no devices are the program's, without the `--`
+/// before it.
+fn no_program(args: &RunArgs) -> ! {
+    // A word without a host means one of this machine.
+    let typed = |shown: String| shown.strip_prefix("localhost/").map(str::to_owned).unwrap_or(shown);
+    let mut words = args.devices.iter().map(|target| typed(target.shown()));
+    let device = words.next().unwrap_or_else(|| "DEVICE".to_owned());
+    let program: Vec<String> = words.collect();
+    let program = if program.is_empty() { "PROGRAM".to_owned() } else { program.join(" ") };
+    let line = match &args.join {
+        Some(name) => format!("farbus run --join {name} -- PROGRAM"),
+        None => format!("farbus run {device} -- {program}"),
+    };
+    let message = format!("what is to run stands behind '--': {line}\n\nFor more information, try '--help'.\n");
+    clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, message).exit()
 }
 
 /// Names what the program left running.

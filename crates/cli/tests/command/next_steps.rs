@@ -35,6 +35,9 @@ fn mistakes_with_hosts_and_devices_are_answered_with_what_to_type() {
 #[test]
 fn mistakes_with_ports_and_files_are_answered_with_what_to_type() {
     let harness = Harness::new();
+    let unsaid = harness.run(&["run", "lab3/board", "fastboot", "devices"]);
+    assert_eq!(unsaid.code, Some(2), "{unsaid:?}");
+    assert!(unsaid.stderr.contains("stands behind '--': farbus run lab3/board -- fastboot devices"), "{unsaid:?}");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let page = harness.run(&["page", "--listen", &address]);
