@@ -453,6 +453,11 @@ impl<D: Device> Exporter<D> {
         self.conn.poll_transmit()
     }
 
+    /// As [`Exporter::poll_transmit`], into an empty list.
+    pub fn poll_transmit_into<'a>(&'a self, runs: &mut SendSlices<'a>) {
+        self.conn.poll_transmit_into(runs);
+    }
+
     /// `count` bytes were sent; call [`Exporter::advance`] if something was held.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.conn.handle_transmitted(count, &mut self.done.pool);

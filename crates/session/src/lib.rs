@@ -41,6 +41,7 @@ pub mod usbfs;
 pub use claims::{ClaimHolder, DeviceClaims, UseEnding};
 pub use exporter::{ConnectionFault, ExportOffers, Exporter, ExporterCounters, PortResetPolicy};
 pub use far::FarLayer;
+pub use farbus_wire::SendSlices;
 /// NBD: how programs use a block device.
 pub use farbus_wire::nbd;
 /// Pairing: how two hosts learn each other's keys.

@@ -372,6 +372,12 @@ impl SendBuffer {
     /// The runs of memory to send next, in order; at most [`RUNS_MAX`].
     pub fn runs(&self) -> SendSlices<'_> {
         let mut runs = SendSlices::new();
+        self.runs_into(&mut runs);
+        runs
+    }
+
+    /// As [`SendBuffer::runs`], into an empty list.
+    pub fn runs_into<'a>(&'a self, runs: &mut SendSlices<'a>) {
         let mut arena_at = self.arena_sent;
         let mut skip = self.piece_sent;
         for piece in &self.pieces {
@@ -390,7 +396,7 @@ impl SendBuffer {
                             runs.push(IoSlice::new(&run[from..]));
                         }
                         if runs.is_full() {
-                            return runs;
+                            return;
                         }
                     }
                 }
@@ -399,7 +405,6 @@ impl SendBuffer {
                 break;
             }
         }
-        runs
     }
 
     /// Reports that `count` bytes were sent; buffers go back to `pool`.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use farbus_io_net::link::{BoottimeClock, EpollSet, Link, TickTimer};
 use farbus_model::{Instant, ReadinessSource};
+use farbus_session::SendSlices;
 use farbus_session::native::{Lane, LaneArray, LinkWindow, PeerSilence, ReplySpacing, SILENCE_TICK};
 
 use crate::link::status::{LaneByteCounts, SessionLinks};
@@ -76,7 +77,10 @@ impl LaneLink {
     fn transmit(&mut self, lane: &mut Lane, clock: BoottimeClock) -> io::Result<bool> {
         while lane.has_transmit() {
             let now = clock.now();
-            let sent = self.link.try_send(&lane.poll_transmit(now))?;
+            let mut runs = SendSlices::new();
+            lane.poll_transmit_into(now, &mut runs);
+            let sent = self.link.try_send(&runs)?;
+            drop(runs);
             match sent {
                 Some(count) => {
                     lane.handle_transmitted(count);

@@ -8,7 +8,6 @@ use farbus_model::{
     BlockCompletion, BlockDevice, BlockId, BlockLayer, BlockRequest, BufferPool, CompletionQueue, Device, EpAddr,
     Instant, Payload, SessionLimits, SetupPacket, StoreDevice, TransferType, Urb, UrbId, UrbStatus, UsbSpeed,
 };
-use farbus_session::DeviceRecord;
 use farbus_session::block::{ReadAheadLayer, SparseMemory, WriteBackLayer};
 use farbus_session::native::control::{AttachmentClass, AttachmentEndNotice, AttachmentMode, OpenRequest};
 use farbus_session::native::hello::SessionId;
@@ -17,6 +16,7 @@ use farbus_session::native::{
     ImporterAttachment, ImporterSession, Lane, LaneLimits, MessageUrgency, OutboundMessage, ReceivedFrame, RemoteBlock,
     RemoteUsb, ServedBlock, ServedExport, ServedUsb, usb as usb_part,
 };
+use farbus_session::{DeviceRecord, SendSlices};
 use farbus_sim::SimulationRng;
 
 use crate::CountedScenario;
@@ -186,11 +186,14 @@ impl TwoEnds {
 fn carry(now: Instant, from: &mut Lane, to: &mut Lane) {
     let space = to.receive_space();
     let mut count = 0;
-    for run in from.poll_transmit(now).iter() {
+    let mut runs = SendSlices::new();
+    from.poll_transmit_into(now, &mut runs);
+    for run in &runs {
         let bytes = run.len().min(space.len() - count);
         space[count..count + bytes].copy_from_slice(&run[..bytes]);
         count += bytes;
     }
+    drop(runs);
     from.handle_transmitted(count);
     to.handle_received(count);
 }

@@ -3,7 +3,7 @@
 use farbus_gadgets::emulated::EmulatedDevice;
 use farbus_gadgets::zero::{SourcePattern, SourceSink};
 use farbus_model::{Instant, SessionLimits, UsbSpeed};
-use farbus_session::{DeviceRecord, ExportOffers, Exporter, OpStatus, PortResetPolicy};
+use farbus_session::{DeviceRecord, ExportOffers, Exporter, OpStatus, PortResetPolicy, SendSlices};
 
 use crate::CountedScenario;
 
@@ -75,7 +75,10 @@ impl CountedScenario for UsbipScenario {
             if !self.exporter.has_transmit() {
                 break;
             }
-            let taken = self.exporter.poll_transmit().iter().map(|run| run.len()).sum();
+            let mut runs = SendSlices::new();
+            self.exporter.poll_transmit_into(&mut runs);
+            let taken = runs.iter().map(|run| run.len()).sum();
+            drop(runs);
             self.exporter.handle_transmitted(taken);
             answer_bytes += taken;
         }

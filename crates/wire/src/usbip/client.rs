@@ -115,7 +115,10 @@ impl UsbipClientConn {
     pub fn submit(&mut self, mut urb: UrbInFlight, endpoint: Option<&EndpointDescriptor>, pool: &mut BufferPool) {
         assert!(matches!(self.phase, UsbipClientPhase::Urbs), "a device was imported");
         let is_iso = endpoint.is_some_and(|endpoint| endpoint.kind == TransferType::Isochronous);
-        let own_interval = endpoint.map_or(0, |endpoint| endpoint.urb_interval(self.speed));
+        let interval = match endpoint {
+            Some(endpoint) if urb.interval == 0 => endpoint.urb_interval(self.speed),
+            _ => urb.interval,
+        };
         let seqnum = self.take_seqnum();
         let submit = SubmitCommand {
             seqnum,
@@ -125,7 +128,7 @@ impl UsbipClientConn {
             flags: urb.flags,
             start_frame: urb.start_frame,
             number_of_packets: if is_iso { urb.iso.len() as u32 } else { 0 },
-            interval: if urb.interval == 0 { own_interval } else { urb.interval },
+            interval,
             setup: urb.setup,
         };
         self.outgoing.put(&submit.to_bytes(self.devid));

@@ -15,7 +15,7 @@ use farbus_io_net::link::{
     BoottimeClock, DeviceWaitSource, Link, LinkEnd, PollInterest, ThreadWaker, wait, wait_exactly,
 };
 use farbus_model::{Device, OwnerCommand, OwnerCommandError};
-use farbus_session::{ConnectionFault, ExportOffers, Exporter};
+use farbus_session::{ConnectionFault, ExportOffers, Exporter, SendSlices};
 
 use crate::link::meters::{EngineMeters, SyscallCounts};
 
@@ -184,7 +184,10 @@ impl<D: Device, O: ExportOffers<D>> UsbipEngine<'_, D, O> {
     fn flush(&mut self) -> io::Result<bool> {
         while self.exporter.has_transmit() {
             self.calls.send += 1;
-            let sent = self.link.try_send(&self.exporter.poll_transmit())?;
+            let mut runs = SendSlices::new();
+            self.exporter.poll_transmit_into(&mut runs);
+            let sent = self.link.try_send(&runs)?;
+            drop(runs);
             match sent {
                 Some(count) => self.exporter.handle_transmitted(count),
                 None => return Ok(false),
