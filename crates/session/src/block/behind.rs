@@ -204,7 +204,7 @@ impl<D: BlockDevice> WriteBackLayer<D> {
             return;
         }
         let mut first_owed = None;
-        let owed = self.jobs.from_mut(self.owed_from).filter(|(_, job)| job.is_early() && job.owed.is_some());
+        let owed = self.jobs.since_mut(self.owed_from).filter(|(_, job)| job.is_early() && job.owed.is_some());
         for (number, job) in owed {
             if !job.is_below {
                 first_owed.get_or_insert(number);

@@ -58,7 +58,7 @@ impl<T> RisingMap<T> {
     }
 
     /// Those with this number or a greater one, the oldest first.
-    pub fn from_mut(&mut self, number: u64) -> impl Iterator<Item = (u64, &mut T)> {
+    pub fn since_mut(&mut self, number: u64) -> impl Iterator<Item = (u64, &mut T)> {
         let begin = self.0.partition_point(|(other, _)| *other < number);
         self.0.range_mut(begin..).map(|(number, value)| (*number, value))
     }
@@ -82,7 +82,7 @@ mod tests {
         }
         assert_eq!((map.get(3), map.get(4), map.get(294), map.len()), (Some(&1), None, Some(&98), 96));
         assert_eq!(map.before(13).copied().collect::<Vec<_>>(), [4, 3, 2, 1]);
-        assert_eq!(map.from_mut(286).map(|(number, _)| number).collect::<Vec<_>>(), [288, 291, 294]);
+        assert_eq!(map.since_mut(286).map(|(number, _)| number).collect::<Vec<_>>(), [288, 291, 294]);
         *map.get_mut(12).unwrap() = 7;
         assert_eq!(map.iter().nth(3), Some((12, &7)));
         assert_eq!(map.into_values().count(), 96);
