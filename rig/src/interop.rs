@@ -101,6 +101,7 @@ const OTHERS: &[(&str, InteropPeer, InteropPeer)] = &[
     ("redir-lost-server", FARBUS_REDIR, SHARE),
     ("redir-migrate", FARBUS_REDIR, SHARE),
     ("redir-twin", FARBUS_REDIR, SHARE_USB),
+    ("redir-stub", FARBUS_REDIR, USBIP_HOST),
     ("redir-migrate-hosts", FARBUS_REDIR, SHARE),
     ("redir-migrate-fails", FARBUS_REDIR, SHARE),
     (

@@ -42,11 +42,16 @@ fn typing(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
 
 /// Checks that the typed text has arrived.
 pub(super) fn judge(output: &str) -> Result<String> {
+    judge_text(output, TEXT)
+}
+
+/// Checks that this text has arrived, and nothing else.
+pub(super) fn judge_text(output: &str, text: &str) -> Result<String> {
     let events: Vec<InputEvent> = output.lines().filter_map(InputEvent::parse).collect();
     let (typed, still_down) = read_back(&events);
-    expect(typed == TEXT, || format!("typed  {TEXT}\narrived {typed}\nfrom {} events", events.len()))?;
+    expect(typed == text, || format!("typed  {text}\narrived {typed}\nfrom {} events", events.len()))?;
     expect(still_down.is_empty(), || format!("keys {still_down:?} were never released"))?;
-    Ok(format!("{} characters in {} events", TEXT.len(), events.len()))
+    Ok(format!("{} characters in {} events", text.len(), events.len()))
 }
 
 /// `struct input_event` of a 64-bit kernel, without its time.

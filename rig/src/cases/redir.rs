@@ -2,6 +2,7 @@
 //! host.
 
 use super::case::{RigCase, expect, free_port};
+use super::exporters::past_own_oopses;
 use super::pair::answer_in_capitals;
 use super::usbfs::xhci;
 use super::{keyboard, storage, testusb};
@@ -48,6 +49,11 @@ pub(super) const CASES: &[RigCase] = &[
         name: "redir-twin",
         purpose: "a lent serial adapter is swapped for one of the importer and back: same device number, silent log, bytes go on; the twin is pulled: it is gone",
         run: twin,
+    },
+    RigCase {
+        name: "redir-stub",
+        purpose: "a keyboard of the kernel's own exporter, on plain USB/IP, in such a guest: its interrupt requests state their interval, and each key arrives",
+        run: stub,
     },
 ];
 
@@ -260,6 +266,51 @@ fn typing(lab: &CaseEnvironment) -> Result<String> {
     guest.await_word("detach")?;
     attached.detach()?;
     keyboard::judge(&guest.finish()?.output)
+}
+
+/// What is typed at the keyboard of the machine with the kernel's exporter: keys that QEMU's monitor knows by name.
+const TYPED_AT_STUB: &str = "the quick brown fox 0123456789";
+
+fn stub(lab: &CaseEnvironment) -> Result<String> {
+    past_own_oopses(|| stub_once(lab))
+}
+
+/// The kernel's exporter does not survive an unlink: the keyboard is read until its machine's power is cut.
+fn stub_once(lab: &CaseEnvironment) -> Result<String> {
+    let farbus = lab.farbus()?;
+    let mut exporter = lab.boot(&MachineBoot {
+        script: include_str!("../../guest/redir-stub.sh"),
+        modules: &["virtio_mmio", "virtio_net", "xhci_pci", "usbhid", "hid_generic", "usbip_host"],
+        hardware: xhci(&["usb-kbd,bus=hc.0"]),
+        role: "exporter",
+        ..MachineBoot::default()
+    })?;
+    let bus_id = exporter.await_word("offered")?;
+    let port = free_port()?;
+    exporter.command(&format!("hostfwd_add net tcp:127.0.0.1:{port}-:3240"))?;
+    let socket = lab.scratch("guest.sock");
+    let attached = farbus.lend(&format!("127.0.0.1:{port}/{bus_id}"), &socket, &lab.log("attach.log"))?;
+    let mut guest = plug_into(
+        lab,
+        &socket,
+        &MachineBoot {
+            script: include_str!("../../guest/keyboard.sh"),
+            modules: &["usbhid", "hid_generic", "evdev"],
+            role: "guest",
+            ..MachineBoot::default()
+        },
+    )?;
+    guest.await_word("ready")?;
+    for key in TYPED_AT_STUB.chars() {
+        let name = if key == ' ' { "spc".to_owned() } else { key.to_string() };
+        exporter.command(&format!("sendkey {name} 40"))?;
+        std::thread::sleep(Duration::from_millis(80));
+    }
+    guest.tell("typed")?;
+    guest.await_word("detach")?;
+    exporter.cut_power();
+    attached.end()?;
+    keyboard::judge_text(&guest.finish()?.output, TYPED_AT_STUB)
 }
 
 fn source_and_sink(lab: &CaseEnvironment) -> Result<String> {
