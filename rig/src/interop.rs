@@ -68,6 +68,7 @@ const OTHERS: &[(&str, InteropPeer, InteropPeer)] = &[
     ("far-audio", FARBUS_KERNEL, SHARE),
     ("far-testusb", FARBUS_KERNEL, SHARE),
     ("testusb-local", FARBUS_KERNEL, SHARE),
+    ("odd-descriptors", STOCK, InteropPeer("a server of devices with broken descriptors")),
     ("python-disk", PYTHON, SHARE),
     ("python-zero", PYTHON, SHARE),
     ("python-keyboard", PYTHON, SHARE),

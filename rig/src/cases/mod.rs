@@ -20,6 +20,7 @@ mod link;
 mod list;
 mod nbd;
 mod nothing_lost;
+mod odd;
 mod pair;
 mod pipe;
 mod programs;
@@ -59,6 +60,7 @@ pub fn all() -> impl Iterator<Item = &'static RigCase> {
         conform::CASES,
         daemon::CASES,
         nothing_lost::CASES,
+        odd::CASES,
         durability::CASES,
         reset::CASES,
         link::CASES,

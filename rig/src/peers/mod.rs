@@ -1,6 +1,7 @@
 //! Third-party programs that run on this machine: started, watched, and ended with the case.
 
 pub mod crate_server;
+pub mod odd;
 pub mod python;
 
 use crate::farbus::{announcement, end, follow};

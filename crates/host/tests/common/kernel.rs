@@ -1,5 +1,6 @@
 //! What Linux 6.1 makes of a device's configuration: a second, independent writing-down of the rules of
-//! `drivers/usb/core/config.c`, in its own order of buffers and sizes. Not recorded from a kernel.
+//! `drivers/usb/core/config.c`, in its own order of buffers and sizes. What a kernel has shown is in
+//! `linux-6.1-descriptors.txt`.
 
 use farbus_model::UsbSpeed;
 

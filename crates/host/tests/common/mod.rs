@@ -5,6 +5,7 @@
 pub mod answers;
 pub mod fake;
 pub mod kernel;
+pub mod mutated;
 pub mod port;
 pub mod rng;
 
