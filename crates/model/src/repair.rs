@@ -5,7 +5,7 @@
 //! | the bytes | what is made of them |
 //! |---|---|
 //! | fewer than `wTotalLength`, a byte left over, a `bLength` of 0, 1 or beyond the end | what comes before counts |
-//! | an interface or endpoint descriptor that is too short, an endpoint 0 | left out, with what belongs to it |
+//! | an interface or endpoint descriptor that is too short, an endpoint 0, reserved bits in its address | left out, with what belongs to it |
 //! | an alternate setting or an endpoint twice, endpoints above `bNumEndpoints` | the first ones count |
 //! | `bInterval`, `wMaxPacketSize`, a companion's burst out of range | the nearest that Linux takes |
 //! | a bulk endpoint at low speed | an interrupt endpoint |
@@ -27,6 +27,8 @@ const INTERFACES_MAX: usize = 32;
 const ALTERNATES_MAX: usize = 128;
 /// Endpoints of an alternate setting (Linux's `USB_MAXENDPOINTS`).
 const ENDPOINTS_MAX: usize = 30;
+/// Bits of `bEndpointAddress` that are zero (USB 2.0 §9.6.6).
+const RESERVED_ADDRESS_BITS: u8 = 0x70;
 /// Bytes of a SuperSpeed endpoint companion.
 const COMPANION_BYTES: usize = 6;
 
@@ -303,6 +305,9 @@ impl<'a> ConfigurationReader<'a> {
             return;
         };
         self.keep(part);
+        if address & RESERVED_ADDRESS_BITS != 0 {
+            return self.repairs.note(part.offset, "an endpoint address has reserved bits: left out");
+        }
         let (address, kind) = (EpAddr::from_byte(address), TransferType::from_attributes(attributes));
         if address.is_control() {
             return self.repairs.note(part.offset, "an endpoint is number 0: left out");

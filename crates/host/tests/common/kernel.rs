@@ -88,11 +88,11 @@ fn next(bytes: &[u8], mut at: usize, types: &[u8]) -> usize {
 /// The endpoint at `d` in the last of `all`, if it counts.
 fn endpoint(bytes: &[u8], d: usize, most: usize, all: &[KernelSetting], speed: UsbSpeed) -> Option<KernelEndpoint> {
     let own = all.last().unwrap();
-    if bytes[d] < 7 || bytes[d + 2] & 0x0f == 0 || own.3.len() >= most {
+    // 6.1.192 leaves out what has reserved bits; versions in between cleared them.
+    if bytes[d] < 7 || bytes[d + 2] & 0x0f == 0 || bytes[d + 2] & 0x70 != 0 || own.3.len() >= most {
         return None;
     }
-    // Bits 6..4 are cleared, as 6.1.99 and later do.
-    let (address, mut kind, mut interval) = (bytes[d + 2] & 0x8f, bytes[d + 3] & 3, bytes[d + 6]);
+    let (address, mut kind, mut interval) = (bytes[d + 2], bytes[d + 3] & 3, bytes[d + 6]);
     for other in all.iter().filter(|other| other.0 != own.0 || other.1 == own.1).flat_map(|other| &other.3) {
         let is_same_number = other.address & 0x0f == address & 0x0f;
         if other.address == address || (is_same_number && (kind == 0 || other.kind == 0)) {
