@@ -20,7 +20,7 @@ const REPLY_IMPORT: [u8; 8] = [1, 0x11, 0, 3, 0, 0, 0, 0];
 const SUPER: u32 = 5;
 const LOW: u32 = 1;
 
-/// Serves device `1-N`, made of the number N, to whoever imports it, for as long as this process runs. Returns the
+/// Serves device `1-N`, made of the number N, to each client, for as long as this process runs. Returns the
 /// port of the loopback.
 ///
 /// # Errors
