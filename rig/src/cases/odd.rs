@@ -67,7 +67,7 @@ fn devices_of(output: &str) -> BTreeMap<u64, String> {
         let device = all.entry(seed).or_default();
         let field = |name: &str| {
             let from = rest.find(name).map_or("", |at| rest[at + name.len()..].trim_start());
-            from.split(|c: char| c == ' ' || c == '(').next().unwrap_or_default().to_owned()
+            from.split([' ', '(']).next().unwrap_or_default().to_owned()
         };
         match rest.get(..2) {
             Some("re") => *device += " refused",
