@@ -117,8 +117,10 @@ fn usbredir_has_the_device_that_linux_would_repair() {
         let words = ["attach", &target, "--via", "redir", "--grace", "0", "--socket", socket.to_str().unwrap()];
         let mut attached = Running::start(harness.command(&words));
         attached.wait_for_line("attached");
-        assert_eq!(attached.log().matches(repair).count(), 1, "{}", attached.log());
+        // The log and what is printed come on two ways.
+        attached.assert_logged(repair);
         attached.signal(rustix::process::Signal::INT);
         assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+        assert_eq!(attached.log().matches(repair).count(), 1, "{}", attached.log());
     }
 }
