@@ -148,9 +148,11 @@ impl DeviceUse {
                 Ok(self.with_lease(opened_device, lease))
             }
             Err(end) => {
-                let missing = missing(&self.shared, &self.session, open);
                 self.end();
-                Err(if end.cause == native::AttachmentEndCause::Gone { missing } else { end })
+                Err(match end.cause {
+                    native::AttachmentEndCause::Gone => missing(&self.shared, &self.session, open),
+                    _ => end,
+                })
             }
         }
     }
