@@ -26,6 +26,7 @@ pub mod local;
 pub mod port;
 pub mod remote_device;
 pub mod remote_disk;
+pub mod serial;
 pub mod storage;
 pub mod transfers;
 

@@ -64,3 +64,24 @@ pub const RANGE_BYTES_MAX: u64 = 1 << 30;
 
 /// Accepted sector sizes: from the classic one to the largest page size in use.
 pub const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 512..=65536;
+
+/// Bytes of one read of a serial port, rounded up to whole packets: eight packets at high speed.
+pub const SERIAL_READ_BYTES: u32 = 4096;
+
+/// Reads of a serial port under way, so that the device always has one: Linux's drivers keep 2 to 16.
+pub const SERIAL_READS: usize = 4;
+
+/// Bytes of one write of a serial port.
+pub const SERIAL_WRITE_BYTES: usize = 4096;
+
+/// Writes of a serial port under way.
+pub const SERIAL_WRITES: usize = 4;
+
+/// Bytes that a serial port's user has not read before no more are fetched: a fifth of a second at 3 Mbaud.
+pub const SERIAL_UNREAD_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes that were written to a serial port and wait for its device.
+pub const SERIAL_UNSENT_BYTES_MAX: usize = 64 << 10;
+
+/// How often a chip that does not report its control lines is asked for them, while somebody wants to know.
+pub const SERIAL_MODEM_PAUSE: Duration = Duration::from_millis(100);

@@ -29,6 +29,7 @@ pub mod module;
 pub mod module_abi;
 pub mod payload;
 pub mod repair;
+pub mod serial_port;
 pub mod store_device;
 pub mod tally;
 pub mod time;

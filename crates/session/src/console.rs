@@ -1,47 +1,20 @@
 //! Serial consoles of USB devices: which bulk endpoints an observer may be shown, and what of their transfers is what
 //! the port sent (requirement N6).
 //!
-//! | device | interface | what of a transfer is shown |
-//! |---|---|---|
-//! | any | CDC data (class 10) that the union or call management descriptor of an ACM function (class 2, subclass 2, protocol 0 to 6) names | all |
-//! | FTDI: 0403:6001, 6010, 6011, 6014, 6015 | vendor-specific, with a bulk IN and a bulk OUT endpoint | each packet without its first two bytes, the state of modem and line |
-//! | CP210x: 10c4:ea60, ea61, ea63, ea70, ea71 | the same | all |
-//! | CH340 and CH341: 1a86:5523, 7522, 7523 | the same | all |
-//! | PL2303: 067b:2303, 2304, 23a3, 23b3, 23c3, 23d3, 23e3, 23f3 | the same | all |
-//!
-//! No other bulk endpoint is shown: no disk's, printer's, smart card reader's or network adapter's (RNDIS is class 2,
-//! subclass 2, protocol 255; ECM and NCM have other subclasses). What the user of a port sends to it is not shown,
-//! because it may contain passwords. What the device sends back of it (an echo) is.
+//! Shown is what a port of [`farbus_model::serial_port`] sent: of an FTDI chip's packets what follows their first two
+//! bytes, the state of modem and line. No other bulk endpoint is shown. What the user of a port sends to it is not
+//! shown, because it may contain passwords. What the device sends back of it (an echo) is.
 
 use std::collections::VecDeque;
 
-use farbus_model::descriptor::{AltSetting, ConfigurationSelection, UsbConfiguration};
+use farbus_model::descriptor::ConfigurationSelection;
 use farbus_model::limits::{CONSOLE_BYTES_MAX, CONSOLE_EVENT_BYTES_MAX, CONSOLE_EVENTS_MAX, CONSOLE_PORTS_MAX};
-use farbus_model::{DescriptorSet, EpAddr, Instant, TransferDirection, TransferType};
+use farbus_model::serial_port::{SerialChip, SerialPortInterface, serial_ports_of};
+use farbus_model::{DescriptorSet, EpAddr, Instant};
 use farbus_wire::native::console::{self, ConsoleDescription, ConsoleOutput, PortKind};
 
-/// Descriptor types (USB 2.0 table 9-5; CDC 1.2 table 12) and subtypes of CDC (table 13; PSTN 1.2 §5.3.1).
-const INTERFACE: u8 = 4;
-const CS_INTERFACE: u8 = 0x24;
-const CALL_MANAGEMENT: u8 = 1;
-const UNION: u8 = 6;
-/// CDC 1.2 §4: class Communications, subclass Abstract Control Model, its last protocol; class Data.
-const COMMUNICATIONS: u8 = 2;
-const ACM: u8 = 2;
-const ACM_PROTOCOL_MAX: u8 = 6;
-const CDC_DATA: u8 = 10;
-const VENDOR_SPECIFIC: u8 = 0xff;
 /// Bytes at the front of each packet of an FTDI chip: the state of modem and line.
 const FTDI_STATUS_BYTES: usize = 2;
-
-/// The chips whose ports are known without a class: vendor, products, kind. The drivers `ftdi_sio`, `cp210x`, `ch341`
-/// and `pl2303` of Linux list these, and others' products with the same chips.
-const CHIPS: [(u16, &[u16], PortKind); 4] = [
-    (0x0403, &[0x6001, 0x6010, 0x6011, 0x6014, 0x6015], PortKind::FTDI),
-    (0x10c4, &[0xea60, 0xea61, 0xea63, 0xea70, 0xea71], PortKind::CP210X),
-    (0x1a86, &[0x5523, 0x7522, 0x7523], PortKind::CH34X),
-    (0x067b, &[0x2303, 0x2304, 0x23a3, 0x23b3, 0x23c3, 0x23d3, 0x23e3, 0x23f3], PortKind::PL2303),
-];
 
 /// A serial port, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,70 +46,34 @@ impl DeviceSerialPort {
     }
 }
 
-/// Whether vendor and product id are those of a common serial adapter whose class is the vendor's own.
-pub fn is_adapter(ids: (u16, u16)) -> bool {
-    chip(ids).is_some()
-}
-
-fn chip((vendor, product): (u16, u16)) -> Option<PortKind> {
-    let chip = CHIPS.iter().find(|(of, products, _)| *of == vendor && products.contains(&product));
-    chip.map(|(.., kind)| *kind)
-}
-
 /// The serial ports of a device, at most [`CONSOLE_PORTS_MAX`] of each configuration.
 pub fn ports(all: &DescriptorSet) -> Vec<DeviceSerialPort> {
-    let chip = chip((all.device.vendor, all.device.product));
-    let of = |configuration| ports_of(configuration, chip).take(CONSOLE_PORTS_MAX);
+    let of = |configuration| serial_ports_of(all, configuration).into_iter().filter_map(shown).take(CONSOLE_PORTS_MAX);
     all.configurations.iter().flat_map(of).collect()
 }
 
-fn ports_of(configuration: &UsbConfiguration, chip: Option<PortKind>) -> impl Iterator<Item = DeviceSerialPort> {
-    let data = acm_data_interfaces(&configuration.bytes);
-    let kind_of = move |setting: &AltSetting| match setting.class[0] {
-        CDC_DATA if data.contains(&setting.interface) => Some(PortKind::CDC_ACM),
-        VENDOR_SPECIFIC if bulk(setting, TransferDirection::Out).is_some() => chip,
-        _ => None,
-    };
-    configuration.settings.iter().filter_map(move |setting| {
-        let kind = kind_of(setting)?;
-        let (endpoint, packet_bytes) = bulk(setting, TransferDirection::In)?;
-        // Packets that hold nothing but their state have nothing to show.
-        let is_empty = kind == PortKind::FTDI && packet_bytes <= FTDI_STATUS_BYTES;
-        (!is_empty && endpoint.number() > 0).then_some(DeviceSerialPort {
-            port: console::ConsolePort { endpoint, kind },
-            configuration: configuration.value,
-            interface: setting.interface,
-            alternate: setting.alternate,
-            packet_bytes,
-        })
+/// What observers may be shown of a port.
+fn shown(port: SerialPortInterface) -> Option<DeviceSerialPort> {
+    let packet_bytes = usize::from(port.data_in.packet_bytes_max);
+    // Packets that hold nothing but their state have nothing to show.
+    let is_empty = port.chip == SerialChip::Ftdi && packet_bytes <= FTDI_STATUS_BYTES;
+    (!is_empty).then_some(DeviceSerialPort {
+        port: console::ConsolePort { endpoint: port.data_in.address, kind: kind_of(port.chip) },
+        configuration: port.configuration,
+        interface: port.interface,
+        alternate: port.alternate,
+        packet_bytes,
     })
 }
 
-fn bulk(setting: &AltSetting, direction: TransferDirection) -> Option<(EpAddr, usize)> {
-    let mut endpoints = setting.endpoints.iter();
-    let found = endpoints.find(|e| e.kind == TransferType::Bulk && e.address.direction() == direction)?;
-    Some((found.address, found.packet_bytes_max.into()))
-}
-
-/// The interfaces that carry the data of ACM functions: what their union descriptors name; without one, what their call
-/// management does.
-fn acm_data_interfaces(bytes: &[u8]) -> Vec<u8> {
-    let (mut united, mut managed) = (Vec::new(), Vec::new());
-    let mut is_acm = false;
-    let mut rest = bytes;
-    while let Some(&length) = rest.first() {
-        let Some((descriptor, behind)) = rest.split_at_checked(usize::from(length).max(2)) else { break };
-        rest = behind;
-        match *descriptor {
-            [_, INTERFACE, _, _, _, class, subclass, protocol, ..] => {
-                is_acm = class == COMMUNICATIONS && subclass == ACM && protocol <= ACM_PROTOCOL_MAX;
-            }
-            [_, CS_INTERFACE, UNION, _, ref data @ ..] if is_acm => united.extend_from_slice(data),
-            [_, CS_INTERFACE, CALL_MANAGEMENT, _, data, ..] if is_acm => managed.push(data),
-            _ => {}
-        }
+fn kind_of(chip: SerialChip) -> PortKind {
+    match chip {
+        SerialChip::CdcAcm => PortKind::CDC_ACM,
+        SerialChip::Ftdi => PortKind::FTDI,
+        SerialChip::Cp210x => PortKind::CP210X,
+        SerialChip::Ch34x => PortKind::CH34X,
+        SerialChip::Pl2303 => PortKind::PL2303,
     }
-    if united.is_empty() { managed } else { united }
 }
 
 /// What observers of a console are told first; `None`: the device has no port.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::console::is_adapter;
+use farbus_model::serial_port::SerialChip;
 
 /// Class, subclass and protocol of an interface, or of a device.
 type ClassCodes = [u8; 3];
@@ -110,7 +110,7 @@ impl DeviceClassName {
     }
 
     fn is_any(self, ids: (u16, u16), mut kinds: impl Iterator<Item = &'static InterfaceKind>) -> bool {
-        (self == Self::SERIAL && is_adapter(ids)) || kinds.any(|kind| kind.names.contains(&self.0))
+        (self == Self::SERIAL && SerialChip::of_ids(ids).is_some()) || kinds.any(|kind| kind.names.contains(&self.0))
     }
 
     /// Whether its devices are how a person commands a machine: a rule that names it asks for them.
