@@ -85,3 +85,9 @@ pub const SERIAL_UNSENT_BYTES_MAX: usize = 64 << 10;
 
 /// How often a chip that does not report its control lines is asked for them, while somebody wants to know.
 pub const SERIAL_MODEM_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a serial port's device may take none of the bytes before a line change: then the change goes first.
+pub const SERIAL_STUCK_TIME: Duration = Duration::from_millis(500);
+
+/// Bytes of a serial port's state in a snapshot.
+pub const SERIAL_STATE_BYTES: usize = 11;

@@ -270,15 +270,15 @@ fn states_in_front_of_ftdi_packets_are_no_data() {
 fn a_chip_that_has_to_be_asked_for_its_lines_is_asked_while_somebody_watches() {
     let (mut bench, deeds) = chip((0x10c4, 0xea60), 0x0100, accept, &[]);
     bench.run(MOMENT);
-    let asked = |deeds: &Deeds| deeds.lock().unwrap().iter().filter(|deed| deed.starts_with("c1 08")).count();
-    assert_eq!(asked(&deeds), 0);
+    let questions = |deeds: &Deeds| deeds.lock().unwrap().iter().filter(|deed| deed.starts_with("c1 08")).count();
+    assert_eq!(questions(&deeds), 0);
     bench.port.watch_modem(bench.now, true);
     bench.run(Duration::from_millis(950));
-    assert_eq!(asked(&deeds), 10);
+    assert_eq!(questions(&deeds), 10);
     assert_eq!(bench.port.modem(), ModemState { cts: true, dsr: true, ..ModemState::default() });
     bench.port.watch_modem(bench.now, false);
     bench.run(Duration::from_secs(1));
-    assert_eq!(asked(&deeds), 10);
+    assert_eq!(questions(&deeds), 10);
 }
 
 #[test]
@@ -334,4 +334,46 @@ fn what_is_no_serial_port_and_what_refuses_is_said() {
     let failure = bench.port.failure().expect("it refuses to be enabled").to_string();
     assert_eq!(failure, "it refuses the request 0x00: Stall");
     assert!(bench.port.is_closed());
+}
+
+#[test]
+fn a_reset_reaches_a_board_that_takes_no_more_bytes() {
+    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let piece = [7; 10_000];
+    for _ in 0..100 {
+        bench.port.write(&piece);
+        bench.run(Duration::from_millis(1));
+    }
+    assert!(!bench.port.is_drained(), "nobody reads, so the loop is full");
+    let number = bench.port.change(LineChange::ControlLines { dtr: true, rts: true });
+    bench.run(Duration::from_millis(400));
+    assert!(bench.port.changes_done() < number, "bytes were written before");
+    bench.run(Duration::from_millis(200));
+    assert_eq!(bench.port.changes_done(), number);
+}
+
+#[test]
+fn a_port_at_rest_goes_on_in_another_process_without_a_lost_byte() {
+    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let coding = LineCoding { rate: 921_600, data_bits: 7, parity: Parity::Odd, stop_bits: StopBits::Two };
+    bench.port.change(LineChange::Coding(coding));
+    bench.port.change(LineChange::ControlLines { dtr: true, rts: true });
+    bench.port.write(b"before ");
+    bench.run(MOMENT);
+    bench.port.rest(bench.now);
+    assert!(!bench.port.is_at_rest(), "reads are under way");
+    bench.run(MOMENT);
+    assert!(bench.port.is_at_rest(), "{:?}", bench.port);
+    let (state, modem, unread) = (bench.port.state(), bench.port.modem(), bench.read_all());
+    let descriptors = bench.device.descriptors().clone();
+    let at = first_port(&descriptors).unwrap();
+    let restore = |state: &[u8]| SerialPort::restored(IdSource::new(), &descriptors, at, state, &unread);
+    bench.port = restore(&state).unwrap();
+    assert_eq!((bench.port.coding(), bench.port.modem()), (coding, modem));
+    bench.port.write(b"after");
+    bench.run(MOMENT);
+    assert_eq!(bench.read_all(), b"before after");
+    let mut wrong = state;
+    wrong[4] = 9;
+    assert!(restore(&wrong).is_none() && restore(&state[1..]).is_none());
 }

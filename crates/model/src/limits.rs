@@ -201,6 +201,9 @@ impl Default for SessionLimits {
     }
 }
 
+/// Bytes of a telnet sub-negotiation: the longest that serial ports have is a name.
+pub const TELNET_OPTION_BYTES_MAX: usize = 256;
+
 #[cfg(test)]
 mod tests {
     use super::*;

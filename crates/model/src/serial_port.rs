@@ -65,9 +65,9 @@ pub struct SerialPortInterface {
     pub chip: SerialChip,
     /// The value of its configuration.
     pub configuration: u8,
-    /// The number of the interface with its data, and the alternate setting in which it has them.
+    /// The number of the interface with its data.
     pub interface: u8,
-    /// See `interface`.
+    /// The alternate setting in which that interface has them.
     pub alternate: u8,
     /// The number of the interface that its control requests name: of an ACM function, the one of class Communications.
     pub control_interface: u8,

@@ -3,8 +3,8 @@
 //! **This crate is** where bytes become typed messages and back, and where the state of a
 //! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`native`], our
 //! own, [`nbd`], by which programs and kernels use a block device, [`usbredir`], which QEMU's `usb-redir` device
-//! speaks, and [`pairing`], by which two hosts that share a short code come to know each other's keys. [`snapshot`] is
-//! how the state of a connection goes on in another process.
+//! speaks, [`rfc2217`], by which programs use a serial port, and [`pairing`], by which two hosts that share a short
+//! code come to know each other's keys. [`snapshot`] is how the state of a connection goes on in another process.
 //!
 //! **It may touch** the bytes it is handed.
 //!
@@ -23,6 +23,7 @@ pub mod nbd;
 pub mod pairing;
 mod reader;
 mod reject;
+pub mod rfc2217;
 pub mod snapshot;
 pub mod usbfs;
 pub mod usbip;

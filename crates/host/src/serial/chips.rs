@@ -6,6 +6,8 @@
 use farbus_model::SetupPacket;
 use farbus_model::serial_port::{SerialChip, SerialPortInterface};
 
+use crate::limits::SERIAL_STATE_BYTES;
+
 use super::line::{FlowControl, LineChange, LineCoding, LineFaults, ModemState, Parity, StopBits};
 
 /// Request types: of the class to an interface, and of the vendor to the device and to an interface.
@@ -74,10 +76,10 @@ pub struct ChipProtocol {
     channel: u16,
     /// `bcdDevice`: the version of an FTDI chip.
     device_version: u16,
-    /// CH34x.
+    /// The version of a CH34x, and its register that begins and ends breaks.
     version: u8,
     break_register: u8,
-    /// PL2303.
+    /// Whether a PL2303 is of the type HXN.
     is_hxn: bool,
     coding: LineCoding,
     control: (bool, bool),
@@ -115,6 +117,52 @@ impl ChipProtocol {
     /// The control lines before anything was reported.
     pub fn first_modem_state(&self) -> ModemState {
         ModemState { cts: self.chip == SerialChip::CdcAcm, ..ModemState::default() }
+    }
+
+    /// The rate and the format that were set last.
+    pub fn coding(&self) -> LineCoding {
+        self.coding
+    }
+
+    /// What is known of the chip and was set, with its incoming control lines.
+    pub fn state(&self, modem: ModemState) -> [u8; SERIAL_STATE_BYTES] {
+        let ModemState { cts, dsr, ri, dcd } = modem;
+        let flags = [self.control.0, self.control.1, self.is_hxn, cts, dsr, ri, dcd];
+        let bits = flags.into_iter().enumerate().fold(0, |bits, (at, flag)| bits | u8::from(flag) << at);
+        let mut state = [0; SERIAL_STATE_BYTES];
+        state[..4].copy_from_slice(&self.coding.rate.to_le_bytes());
+        let parity = parity_number(self.coding.parity) as u8;
+        let stop = stop_number(self.coding.stop_bits) as u8;
+        state[4..].copy_from_slice(&[
+            self.coding.data_bits,
+            parity,
+            stop,
+            self.flow as u8,
+            self.version,
+            self.break_register,
+            bits,
+        ]);
+        state
+    }
+
+    /// Takes over what [`ChipProtocol::state`] returned; `None`: it returned something else.
+    pub fn restore(&mut self, state: &[u8]) -> Option<ModemState> {
+        let state: [u8; SERIAL_STATE_BYTES] = state.try_into().ok()?;
+        let [a, b, c, d, data_bits, parity, stop, flow, version, break_register, bits] = state;
+        let parities = [Parity::None, Parity::Odd, Parity::Even, Parity::Mark, Parity::Space];
+        let stops = [StopBits::One, StopBits::OneAndAHalf, StopBits::Two];
+        let flows = [FlowControl::None, FlowControl::Hardware, FlowControl::Software];
+        self.coding = LineCoding {
+            rate: u32::from_le_bytes([a, b, c, d]),
+            data_bits: Some(data_bits).filter(|bits| (5..=8).contains(bits))?,
+            parity: *parities.get(usize::from(parity))?,
+            stop_bits: *stops.get(usize::from(stop))?,
+        };
+        self.flow = *flows.get(usize::from(flow))?;
+        (self.version, self.break_register) = (version, break_register);
+        let flag = |at: u8| bits >> at & 1 != 0;
+        (self.control, self.is_hxn) = ((flag(0), flag(1)), flag(2));
+        Some(ModemState { cts: flag(3), dsr: flag(4), ri: flag(5), dcd: flag(6) })
     }
 
     /// The requests that carry out `order`, and remembers what it sets.
@@ -481,8 +529,8 @@ fn ch34x_format(coding: LineCoding) -> u8 {
     0xc0 | parity | stop | coding.data_bits.saturating_sub(5).min(3)
 }
 
-/// CH34x's divisor (high byte), factor and prescaler for a rate: 48 MHz by 2^(12 - 3 prescaler - factor) by 256 less the
-/// high byte.
+/// CH34x's divisor (high byte), factor and prescaler for a rate: 48 MHz by 2^(12 - 3 prescaler - factor) by 256 less
+/// the high byte.
 fn ch34x_divisor(rate: u32) -> u16 {
     const CLOCK: u32 = 48_000_000;
     let rate = rate.clamp(46, 2_000_000);

@@ -45,7 +45,7 @@ pub enum StopBits {
 /// Who may stop the other's sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlowControl {
-    /// Nobody.
+    /// Both send whenever they have something.
     #[default]
     None,
     /// Both, by RTS and CTS.
@@ -69,7 +69,7 @@ pub enum LineChange {
     },
     /// A break begins (`true`) or ends.
     Break(bool),
-    /// Flow control.
+    /// Who may stop the other's sending from now on.
     Flow(FlowControl),
     /// What the chip holds and has not passed on is dropped.
     Purge {
@@ -87,7 +87,7 @@ pub struct ModemState {
     pub cts: bool,
     /// Data set ready.
     pub dsr: bool,
-    /// Ring indicator.
+    /// Ring indicator: the modem is being called.
     pub ri: bool,
     /// Data carrier detect.
     pub dcd: bool,
@@ -107,7 +107,7 @@ pub struct LineFaults {
 }
 
 impl LineFaults {
-    /// Both.
+    /// What is in either of the two.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self {

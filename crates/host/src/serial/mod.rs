@@ -1,4 +1,5 @@
-//! Serial ports of USB devices, driven without a kernel: CDC-ACM, and the chips of FTDI, Silicon Labs, WCH and Prolific.
+//! Serial ports of USB devices, driven without a kernel: CDC-ACM, and the chips of FTDI, Silicon Labs, WCH and
+//! Prolific.
 //!
 //! [`SerialPort`] is the state machine for all of them; [`line`] is what a serial line has (rate, format, control
 //! lines), and [`chips`] is how each chip is asked for it. Which device has a port, and where, says

@@ -11,11 +11,11 @@ use farbus_model::{
 };
 
 use super::chips::{ChipAnswer, ChipOrder, ChipProtocol, ChipRequest};
-use super::line::{LineChange, LineFaults, ModemState};
+use super::line::{LineChange, LineCoding, LineFaults, ModemState};
 use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::{
-    CONTROL_TIMEOUT, FAULT_TRIES, SERIAL_MODEM_PAUSE, SERIAL_READ_BYTES, SERIAL_READS, SERIAL_UNREAD_BYTES_MAX,
-    SERIAL_UNSENT_BYTES_MAX, SERIAL_WRITE_BYTES, SERIAL_WRITES,
+    CONTROL_TIMEOUT, FAULT_TRIES, SERIAL_MODEM_PAUSE, SERIAL_READ_BYTES, SERIAL_READS, SERIAL_STATE_BYTES,
+    SERIAL_STUCK_TIME, SERIAL_UNREAD_BYTES_MAX, SERIAL_UNSENT_BYTES_MAX, SERIAL_WRITE_BYTES, SERIAL_WRITES,
 };
 use crate::transfers::TransferTracker;
 
@@ -26,6 +26,7 @@ use crate::transfers::TransferTracker;
 /// | what happens | result |
 /// |---|---|
 /// | a line change after bytes, or bytes after a line change | each waits until the device has taken what was before |
+/// | the device takes none of these bytes for half a second | the change goes first: a reset must reach a board that hangs |
 /// | nobody reads | after 64 KiB no more is fetched: the device's own flow control holds the sender |
 /// | the device takes no bytes | [`SerialPort::room`] becomes 0 |
 /// | an endpoint is halted | the halt is cleared; what the device did not take is counted ([`SerialPort::lost_bytes`]) |
@@ -41,7 +42,14 @@ pub struct SerialPort {
     /// The requests of the order that is being carried out; the first is with the device if its id is known.
     requests: VecDeque<ChipRequest>,
     request_id: Option<UrbId>,
+    /// What these requests carry out.
+    order: Option<ChipOrder>,
     writes: VecDeque<UrbId>,
+    /// When a write began while there was none, or came back.
+    written_at: Instant,
+    /// How many line changes were made, and how many of them the device has.
+    changes: u64,
+    changes_done: u64,
     reads: VecDeque<UrbId>,
     notification: Option<UrbId>,
     unread: VecDeque<Payload>,
@@ -55,6 +63,8 @@ pub struct SerialPort {
     /// How many data requests failed in a row.
     failures: u32,
     is_closing: bool,
+    /// Whether no new request is made for what the line brings.
+    is_resting: bool,
     failure: Option<SerialError>,
 }
 
@@ -119,7 +129,11 @@ impl SerialPort {
             unsent_bytes: 0,
             requests: VecDeque::new(),
             request_id: None,
+            order: None,
             writes: VecDeque::new(),
+            written_at: Instant::ZERO,
+            changes: 0,
+            changes_done: 0,
             reads: VecDeque::new(),
             notification: None,
             unread: VecDeque::new(),
@@ -131,6 +145,7 @@ impl SerialPort {
             lost_bytes: 0,
             failures: 0,
             is_closing: false,
+            is_resting: false,
             failure: None,
         };
         port.requests.extend(selection(&at));
@@ -139,12 +154,20 @@ impl SerialPort {
         port
     }
 
-    /// Changes the line, after what was written before.
-    pub fn change(&mut self, change: LineChange) {
+    /// Changes the line, after what was written before. Returns the number of the change, which
+    /// [`SerialPort::changes_done`] reaches once the device has it.
+    pub fn change(&mut self, change: LineChange) -> u64 {
+        self.changes += 1;
         if let LineChange::Purge { received, unsent } = change {
             self.purge(received, unsent);
         }
         self.outgoing.push_back(SerialOutput::Order(ChipOrder::Change(change)));
+        self.changes
+    }
+
+    /// How many line changes the device has.
+    pub fn changes_done(&self) -> u64 {
+        self.changes_done
     }
 
     /// Drops what was read of the line and not fetched, or written and not sent.
@@ -235,6 +258,52 @@ impl SerialPort {
         (self.is_closing || self.failure.is_some()) && self.transfers.is_idle() && self.transfers.flying() == 0
     }
 
+    /// Lets what is under way come to its end, and fetches no more from the line: for a snapshot
+    /// ([`SerialPort::is_at_rest`]).
+    pub fn rest(&mut self, now: Instant) {
+        self.is_resting = true;
+        let reads = self.reads.iter().chain(&self.notification).copied();
+        reads.collect::<Vec<_>>().into_iter().for_each(|id| self.transfers.withdraw(now, id));
+    }
+
+    /// Goes on after a rest.
+    pub fn resume(&mut self) {
+        self.is_resting = false;
+    }
+
+    /// Whether nothing of it is with the device or on the way there.
+    pub fn is_at_rest(&self) -> bool {
+        let has_reads = !self.reads.is_empty() || self.notification.is_some();
+        self.is_up && self.is_drained() && !has_reads && self.transfers.flying() == 0 && self.failure.is_none()
+    }
+
+    /// The state of a port at rest, for another process, without what waits to be read.
+    pub fn state(&self) -> [u8; SERIAL_STATE_BYTES] {
+        self.protocol.state(self.modem)
+    }
+
+    /// A port as [`SerialPort::state`] described it, of a device that is configured; `None`: it describes none.
+    pub fn restored(
+        ids: IdSource,
+        descriptors: &DescriptorSet,
+        at: SerialPortInterface,
+        state: &[u8],
+        unread: &[u8],
+    ) -> Option<Self> {
+        let mut port = Self::new(ids, descriptors, at);
+        port.modem = port.protocol.restore(state)?;
+        port.outgoing.clear();
+        port.requests.clear();
+        port.is_up = true;
+        port.keep(unread.to_vec().into());
+        Some(port)
+    }
+
+    /// The rate and the format that the device has, or is to have next.
+    pub fn coding(&self) -> LineCoding {
+        self.protocol.coding()
+    }
+
     /// Exchanges requests and answers with its device until nothing more moves.
     pub fn pump<D: Device + ?Sized>(&mut self, now: Instant, device: &mut D, done: &mut CompletionQueue) {
         loop {
@@ -254,14 +323,17 @@ impl SerialPort {
             while let Some(answer) = done.pop() {
                 self.transfers.handle_done(now, answer);
             }
-            self.take_answers();
+            self.take_answers(now);
         }
     }
 
     /// When [`SerialPort::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let ask = self.ask_modem_at.filter(|_| self.failure.is_none() && !self.is_closing);
-        ask.into_iter().chain(self.transfers.poll_timeout()).min()
+        let ask = self.ask_modem_at.filter(|_| self.failure.is_none() && !self.is_closing && !self.is_resting);
+        let has_order = || self.outgoing.iter().any(|output| matches!(output, SerialOutput::Order(_)));
+        let waits = self.request_id.is_none() && !self.writes.is_empty() && self.failure.is_none() && has_order();
+        let stuck = waits.then(|| self.written_at + SERIAL_STUCK_TIME);
+        ask.into_iter().chain(stuck).chain(self.transfers.poll_timeout()).min()
     }
 
     /// Called when the moment of [`SerialPort::poll_timeout`] has come; pump afterwards.
@@ -269,7 +341,8 @@ impl SerialPort {
         self.transfers.handle_timeout(now);
         if self.ask_modem_at.is_some_and(|at| at <= now) {
             self.ask_modem_at = Some(now + SERIAL_MODEM_PAUSE);
-            if !self.outgoing.iter().any(|output| matches!(output, SerialOutput::Order(ChipOrder::AskModem))) {
+            let is_asked = |output: &SerialOutput| matches!(output, SerialOutput::Order(ChipOrder::AskModem));
+            if !self.is_resting && !self.outgoing.iter().any(is_asked) {
                 self.outgoing.push_back(SerialOutput::Order(ChipOrder::AskModem));
             }
         }
@@ -281,7 +354,7 @@ impl SerialPort {
             return;
         }
         while self.begin_next(now) {}
-        if self.is_closing || !self.is_up {
+        if self.is_closing || self.is_resting || !self.is_up {
             return;
         }
         let (data_in, room) = (self.at.data_in, SERIAL_UNREAD_BYTES_MAX.saturating_sub(self.unread_bytes));
@@ -311,12 +384,18 @@ impl SerialPort {
             self.request_id = Some(id);
             return false;
         }
+        let is_stuck = !self.writes.is_empty() && self.written_at + SERIAL_STUCK_TIME <= now;
+        let is_order = |output: &SerialOutput| matches!(output, SerialOutput::Order(_));
+        if let Some(at) =
+            self.outgoing.iter().position(is_order).filter(|at| is_stuck || *at == 0 && self.writes.is_empty())
+            && let Some(SerialOutput::Order(order)) = self.outgoing.remove(at)
+        {
+            self.requests = self.protocol.requests(order).into();
+            self.order = Some(order);
+            self.end_order();
+            return true;
+        }
         match self.outgoing.front() {
-            Some(SerialOutput::Order(order)) if self.writes.is_empty() => {
-                self.requests = self.protocol.requests(*order).into();
-                self.outgoing.pop_front();
-                true
-            }
             Some(SerialOutput::Ready) => {
                 self.is_up = true;
                 self.outgoing.pop_front();
@@ -328,6 +407,9 @@ impl SerialPort {
                     return true;
                 };
                 self.unsent_bytes -= data.len();
+                if self.writes.is_empty() {
+                    self.written_at = now;
+                }
                 let id = self.transfers.data_out(now, endpoint.address, data.into(), None);
                 self.writes.push_back(id);
                 true
@@ -336,7 +418,14 @@ impl SerialPort {
         }
     }
 
-    fn take_answers(&mut self) {
+    /// Counts the order as carried out if none of its requests is left.
+    fn end_order(&mut self) {
+        if self.requests.is_empty() && matches!(self.order.take(), Some(ChipOrder::Change(_))) {
+            self.changes_done += 1;
+        }
+    }
+
+    fn take_answers(&mut self, now: Instant) {
         while let Some(done) = self.transfers.poll_outcome() {
             match done.status {
                 UrbStatus::Gone | UrbStatus::Shutdown if !self.is_closing => self.fail(SerialError::Gone),
@@ -350,6 +439,7 @@ impl SerialPort {
                 self.take_read(done);
             } else if let Some(at) = self.writes.iter().position(|id| *id == done.id) {
                 self.writes.remove(at);
+                self.written_at = now;
                 self.lost_bytes += u64::from(done.length - done.actual.min(done.length));
                 self.judge(&done);
             } else if self.notification == Some(done.id) {
@@ -370,6 +460,9 @@ impl SerialPort {
         let data = (done.status == UrbStatus::Ok).then_some(&*data);
         if let Some(modem) = self.protocol.handle_answer(answer, data) {
             self.modem = modem;
+        }
+        if self.requests.is_empty() {
+            self.end_order();
         }
         // What a request only asks for, some of its kind refuse.
         let must_succeed = answer == ChipAnswer::None;

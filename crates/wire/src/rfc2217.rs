@@ -1,0 +1,349 @@
+//! Telnet with the COM port control option: serial ports over TCP (RFC 854, RFC 2217).
+//!
+//! [`Rfc2217Conn`] is the server's end of a connection: it agrees on options with the client, takes the client's bytes
+//! apart into data and requests ([`Rfc2217Event`]), in their order, and packs data and answers. Clients are pyserial's
+//! `rfc2217://`, ser2net's `telnet(rfc2217)` and, without the option, any `telnet`.
+//!
+//! | client | result |
+//! |---|---|
+//! | offers or wants BINARY, SUPPRESS-GO-AHEAD, COM-PORT, or wants ECHO | agreed (a serial device echoes by itself) |
+//! | offers or wants anything else | declined |
+//! | has neither BINARY nor COM-PORT | its CR NUL is a CR (RFC 854, *carriage return*) |
+//! | sends a COM port request that is too short, or unknown | no event, no answer, as RFC 2217 section 3 has it |
+//! | sends a sub-negotiation beyond 256 bytes | [`ProtocolViolation`] |
+
+use farbus_model::limits::TELNET_OPTION_BYTES_MAX;
+
+use crate::reject::ProtocolViolation;
+
+/// Telnet's commands (RFC 854).
+const IAC: u8 = 255;
+const DONT: u8 = 254;
+const DO: u8 = 253;
+const WONT: u8 = 252;
+const WILL: u8 = 251;
+const SUBNEGOTIATION: u8 = 250;
+const BREAK: u8 = 243;
+const SUBNEGOTIATION_END: u8 = 240;
+/// Options: RFC 856, 857, 858, 2217.
+const BINARY: u8 = 0;
+const ECHO: u8 = 1;
+const SUPPRESS_GO_AHEAD: u8 = 3;
+const COM_PORT: u8 = 44;
+/// What the server's commands are above the client's (RFC 2217 section 3).
+const ANSWER: u8 = 100;
+
+/// What a client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rfc2217Event {
+    /// Bytes for the line.
+    Data(Vec<u8>),
+    /// A request of the COM port control option.
+    Request(ComPortRequest),
+    /// Telnet's own break.
+    Break,
+    /// The client has agreed on the COM port control option.
+    Agreed,
+}
+
+/// A request of the COM port control option (RFC 2217 section 3). Values are as they stand there; 0 is a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ComPortRequest {
+    /// The server's name is wanted, or the client says its own.
+    Signature(Vec<u8>),
+    /// The rate, bits a second.
+    Rate(u32),
+    /// Data bits, 5 to 8.
+    DataSize(u8),
+    /// 1 none, 2 odd, 3 even, 4 mark, 5 space.
+    Parity(u8),
+    /// 1 one, 2 two, 3 one and a half.
+    StopSize(u8),
+    /// Flow control, break, DTR and RTS.
+    Control(u8),
+    /// Data to the client are to pause, or to go on.
+    Suspend(bool),
+    /// Which events of the line the client wants to be told of.
+    LineStateMask(u8),
+    /// Which changes of the control lines the client wants to be told of.
+    ModemStateMask(u8),
+    /// 1 what was received, 2 what is to be sent, 3 both.
+    Purge(u8),
+}
+
+/// A notice or an answer of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComPortReply<'a> {
+    /// What the server is called.
+    Signature(&'a str),
+    /// The rate in use.
+    Rate(u32),
+    /// The data bits in use.
+    DataSize(u8),
+    /// The parity in use.
+    Parity(u8),
+    /// The stop bits in use.
+    StopSize(u8),
+    /// The state of what was requested.
+    Control(u8),
+    /// Events of the line.
+    LineState(u8),
+    /// The control lines, and in the low bits which of them changed.
+    ModemState(u8),
+    /// The mask in use.
+    LineStateMask(u8),
+    /// The mask in use.
+    ModemStateMask(u8),
+    /// What was dropped.
+    Purge(u8),
+}
+
+/// The state of one option.
+#[derive(Clone, Copy, Debug, Default)]
+struct TelnetOption {
+    /// What this end does, and whether it offered it and has no answer yet.
+    ours: bool,
+    is_offered: bool,
+    /// What the client does, and whether it was requested and is not answered yet.
+    theirs: bool,
+    is_wanted: bool,
+}
+
+/// Where the decoder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TelnetState {
+    Data,
+    Command,
+    /// An option follows this verb.
+    Option(u8),
+    Subnegotiation,
+    SubnegotiationCommand,
+}
+
+/// The server's end of a connection.
+#[derive(Debug)]
+pub struct Rfc2217Conn {
+    state: TelnetState,
+    has_cr: bool,
+    subnegotiation: Vec<u8>,
+    options: [TelnetOption; 4],
+    data: Vec<u8>,
+    outgoing: Vec<u8>,
+}
+
+const OPTIONS: [u8; 4] = [BINARY, ECHO, SUPPRESS_GO_AHEAD, COM_PORT];
+
+impl Rfc2217Conn {
+    /// A connection that has just been made: the server's offers are its first bytes.
+    pub fn new() -> Self {
+        let mut conn = Self {
+            state: TelnetState::Data,
+            has_cr: false,
+            subnegotiation: Vec::new(),
+            options: Default::default(),
+            data: Vec::new(),
+            outgoing: Vec::new(),
+        };
+        for (option, state) in OPTIONS.into_iter().zip(&mut conn.options) {
+            state.is_offered = true;
+            conn.outgoing.extend([IAC, WILL, option]);
+            if option != ECHO {
+                state.is_wanted = true;
+                conn.outgoing.extend([IAC, DO, option]);
+            }
+        }
+        conn
+    }
+
+    /// Whether the client uses the COM port control option.
+    pub fn is_agreed(&self) -> bool {
+        let [.., com_port] = self.options;
+        com_port.ours || com_port.theirs
+    }
+
+    /// Takes the client's next bytes apart; the events are in their order.
+    ///
+    /// # Errors
+    /// A sub-negotiation is longer than any that there is: the connection has to end.
+    pub fn handle_received(&mut self, bytes: &[u8]) -> Result<Vec<Rfc2217Event>, ProtocolViolation> {
+        let mut events = Vec::new();
+        let mut rest = bytes;
+        while let Some((&byte, behind)) = rest.split_first() {
+            if self.state == TelnetState::Data && byte != IAC && self.is_plain() {
+                let plain = rest.iter().position(|byte| *byte == IAC).unwrap_or(rest.len());
+                self.data.extend_from_slice(&rest[..plain]);
+                rest = &rest[plain..];
+                continue;
+            }
+            rest = behind;
+            self.take(byte, &mut events)?;
+        }
+        self.end_data(&mut events);
+        Ok(events)
+    }
+
+    /// What is to be sent to the client.
+    pub fn outgoing(&self) -> &[u8] {
+        &self.outgoing
+    }
+
+    /// This many bytes of it were sent.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.outgoing.drain(..count);
+    }
+
+    /// Sends what the line brought.
+    pub fn send(&mut self, data: &[u8]) {
+        for piece in data.split_inclusive(|byte| *byte == IAC) {
+            self.outgoing.extend_from_slice(piece);
+            if piece.last() == Some(&IAC) {
+                self.outgoing.push(IAC);
+            }
+        }
+    }
+
+    /// Sends an answer or a notice; a client that does not use the option is sent none.
+    pub fn reply(&mut self, reply: ComPortReply<'_>) {
+        if !self.is_agreed() {
+            return;
+        }
+        let (command, value) = match reply {
+            ComPortReply::Signature(name) => (0, name.as_bytes().to_vec()),
+            ComPortReply::Rate(rate) => (1, rate.to_be_bytes().to_vec()),
+            ComPortReply::DataSize(value) => (2, vec![value]),
+            ComPortReply::Parity(value) => (3, vec![value]),
+            ComPortReply::StopSize(value) => (4, vec![value]),
+            ComPortReply::Control(value) => (5, vec![value]),
+            ComPortReply::LineState(value) => (6, vec![value]),
+            ComPortReply::ModemState(value) => (7, vec![value]),
+            ComPortReply::LineStateMask(value) => (10, vec![value]),
+            ComPortReply::ModemStateMask(value) => (11, vec![value]),
+            ComPortReply::Purge(value) => (12, vec![value]),
+        };
+        self.outgoing.extend([IAC, SUBNEGOTIATION, COM_PORT, ANSWER + command]);
+        self.send(&value);
+        self.outgoing.extend([IAC, SUBNEGOTIATION_END]);
+    }
+
+    /// Whether a CR stands for itself whatever follows it.
+    fn is_plain(&self) -> bool {
+        let [binary, ..] = self.options;
+        binary.theirs || self.is_agreed()
+    }
+
+    fn take(&mut self, byte: u8, events: &mut Vec<Rfc2217Event>) -> Result<(), ProtocolViolation> {
+        self.state = match (self.state, byte) {
+            (TelnetState::Data, IAC) => TelnetState::Command,
+            (TelnetState::Data, _) => {
+                let is_padding = std::mem::replace(&mut self.has_cr, byte == b'\r') && byte == 0 && !self.is_plain();
+                if !is_padding {
+                    self.data.push(byte);
+                }
+                TelnetState::Data
+            }
+            (TelnetState::Command, IAC) => {
+                self.data.push(IAC);
+                TelnetState::Data
+            }
+            (TelnetState::Command, WILL | WONT | DO | DONT) => TelnetState::Option(byte),
+            (TelnetState::Command, SUBNEGOTIATION) => {
+                self.subnegotiation.clear();
+                TelnetState::Subnegotiation
+            }
+            (TelnetState::Command, BREAK) => {
+                self.end_data(events);
+                events.push(Rfc2217Event::Break);
+                TelnetState::Data
+            }
+            // No operation, are you there, and the like: nothing that a serial port has.
+            (TelnetState::Command, _) => TelnetState::Data,
+            (TelnetState::Option(verb), option) => {
+                self.end_data(events);
+                self.negotiate(verb, option, events);
+                TelnetState::Data
+            }
+            (TelnetState::Subnegotiation, IAC) => TelnetState::SubnegotiationCommand,
+            (TelnetState::Subnegotiation, _) | (TelnetState::SubnegotiationCommand, IAC) => {
+                if self.subnegotiation.len() >= TELNET_OPTION_BYTES_MAX {
+                    let length = self.subnegotiation.len() as u64 + 1;
+                    return Err(ProtocolViolation::new("sub-negotiation", length, "no option has as many bytes"));
+                }
+                self.subnegotiation.push(byte);
+                TelnetState::Subnegotiation
+            }
+            (TelnetState::SubnegotiationCommand, _) => {
+                self.end_data(events);
+                if byte == SUBNEGOTIATION_END {
+                    events.extend(request(&self.subnegotiation).map(Rfc2217Event::Request));
+                }
+                TelnetState::Data
+            }
+        };
+        Ok(())
+    }
+
+    fn end_data(&mut self, events: &mut Vec<Rfc2217Event>) {
+        if !self.data.is_empty() {
+            events.push(Rfc2217Event::Data(std::mem::take(&mut self.data)));
+        }
+    }
+
+    /// Answers what changes something; what only confirms is not answered, so that two ends never confirm each other
+    /// for ever (RFC 1143).
+    fn negotiate(&mut self, verb: u8, option: u8, events: &mut Vec<Rfc2217Event>) {
+        let was_agreed = self.is_agreed();
+        let Some(at) = OPTIONS.iter().position(|known| *known == option) else {
+            match verb {
+                WILL => self.outgoing.extend([IAC, DONT, option]),
+                DO => self.outgoing.extend([IAC, WONT, option]),
+                _ => {}
+            }
+            return;
+        };
+        let state = &mut self.options[at];
+        let answer = match verb {
+            DO | DONT => {
+                let (was, is_answer) = (state.ours, std::mem::take(&mut state.is_offered));
+                state.ours = verb == DO;
+                (was != state.ours && !is_answer).then_some(if verb == DO { WILL } else { WONT })
+            }
+            // The client's echo of a port's output would go back to the port.
+            _ if option == ECHO => (verb == WILL).then_some(DONT),
+            _ => {
+                let (was, is_answer) = (state.theirs, std::mem::take(&mut state.is_wanted));
+                state.theirs = verb == WILL;
+                (was != state.theirs && !is_answer).then_some(if verb == WILL { DO } else { DONT })
+            }
+        };
+        if let Some(answer) = answer {
+            self.outgoing.extend([IAC, answer, option]);
+        }
+        if !was_agreed && self.is_agreed() {
+            events.push(Rfc2217Event::Agreed);
+        }
+    }
+}
+
+impl Default for Rfc2217Conn {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The request in a sub-negotiation, if it is one.
+fn request(bytes: &[u8]) -> Option<ComPortRequest> {
+    Some(match *bytes {
+        [COM_PORT, 0, ref name @ ..] => ComPortRequest::Signature(name.to_vec()),
+        [COM_PORT, 1, a, b, c, d, ..] => ComPortRequest::Rate(u32::from_be_bytes([a, b, c, d])),
+        [COM_PORT, 2, value, ..] => ComPortRequest::DataSize(value),
+        [COM_PORT, 3, value, ..] => ComPortRequest::Parity(value),
+        [COM_PORT, 4, value, ..] => ComPortRequest::StopSize(value),
+        [COM_PORT, 5, value, ..] => ComPortRequest::Control(value),
+        [COM_PORT, 8, ..] => ComPortRequest::Suspend(true),
+        [COM_PORT, 9, ..] => ComPortRequest::Suspend(false),
+        [COM_PORT, 10, value, ..] => ComPortRequest::LineStateMask(value),
+        [COM_PORT, 11, value, ..] => ComPortRequest::ModemStateMask(value),
+        [COM_PORT, 12, value, ..] => ComPortRequest::Purge(value),
+        _ => return None,
+    })
+}
