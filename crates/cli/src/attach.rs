@@ -11,6 +11,7 @@ use farbus::broker::{BrokerPolicy, SystemAccess};
 use farbus::common::socket_place::SocketLocation;
 use farbus::devices::follow::{FollowPolicy, FollowWord};
 use farbus::devices::reservation::{ReservationRequest, together};
+use farbus::exporter::access::networks::IpNetwork;
 use farbus::frontend::drivers::tell_if_no_driver;
 use farbus::frontend::hold::check_for_disk;
 use farbus::frontend::in_use;
@@ -67,6 +68,8 @@ use super::waiting::DeviceWait;
         fuse    a disk as a file; for losetup, mkfs, mount, qemu\n  \
         nbd     a disk for programs that speak NBD; qemu, nbdcopy, fio, nbd-client\n  \
         redir   any device in a virtual machine, by QEMU's usb-redir\n  \
+        rfc2217 a serial port without a kernel driver; pyserial, esptool\n  \
+        tcp     a serial port's bytes alone; zigbee2mqtt, nc\n  \
         auto    uas for a disk in a session, kernel for anything else;\n          \
         fuse where the kernel has no vhci-hcd\n\n\
         Examples:\n  \
@@ -80,6 +83,8 @@ use super::waiting::DeviceWait;
         farbus attach lab3/disk --via redir &\n  \
         qemu-system-x86_64 -device qemu-xhci -device usb-redir,chardev=disk \\\n      \
         -chardev socket,id=disk,path=/run/farbus/redir-disk.sock\n\n  \
+        farbus attach lab3/esp32 --via rfc2217 &\n  \
+        esptool --port rfc2217://127.0.0.1:2217 flash-id\n\n  \
         farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
         farbus attach lab3/disk --via nbd --mode read &\n  \
         farbus attach lab3/disk --via uas --cache writeback\n  \
@@ -94,7 +99,7 @@ pub struct AttachArgs {
     /// VENDOR:PRODUCT (10c4:ea60) or serial=NUMBER.
     #[arg(value_parser = target_from)]
     target: DeviceTarget,
-    /// How it appears: kernel, uas, fuse, nbd, redir.
+    /// How it appears: kernel, uas, fuse, nbd, redir, rfc2217, tcp.
     #[arg(long, value_parser = via_parser(), default_value = "auto", hide_possible_values = true)]
     via: FrontEndChoice,
     /// fuse: the folder for the disk's file.
@@ -102,20 +107,26 @@ pub struct AttachArgs {
     /// farbus makes the folder if it is missing.
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// nbd, redir: the Unix socket for programs.
+    /// nbd, redir, rfc2217, tcp: the Unix socket for programs.
     ///
     /// Only its owner and root may connect, unless --socket-mode or --socket-group says otherwise. Without it, the
-    /// socket is in the runtime folder.
+    /// socket is in the runtime folder; rfc2217 and tcp listen at 127.0.0.1.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(flatten)]
     access: SocketAccessArgs,
-    /// nbd, redir: a TCP address instead.
+    /// nbd, redir, rfc2217, tcp: a TCP address instead.
     ///
-    /// ADDR[:PORT]; the port is 10809 with nbd and 4000 with redir, unless you name another. There is no password and
-    /// no encryption.
+    /// ADDR[:PORT]; the port is 10809 with nbd, 4000 with redir, 2217 with rfc2217 and 6638 with tcp, unless you name
+    /// another. There is no password and no encryption. A serial port serves programs of you and of root on this
+    /// machine, and hosts that --allow names.
     #[arg(long, value_name = "ADDR", conflicts_with = "socket")]
     listen: Option<String>,
+    /// rfc2217, tcp: hosts that may connect, such as 10.0.0.7 or 10.0.0.0/8.
+    ///
+    /// May be given several times.
+    #[arg(long, value_name = "ADDRESS", requires = "listen")]
+    allow: Vec<IpNetwork>,
     /// Wait while another host uses the device.
     ///
     /// Without SECONDS there is no limit. The host that has waited longest comes next.
@@ -382,6 +393,8 @@ fn request_from(args: &AttachArgs) -> Result<(AttachRequest, &'static dyn FrontE
     };
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.location = place_from(args, front_end)?;
+    request.allowed = args.allow.clone();
+    request.check_allowed(front_end).map_err(CommandFailure::local)?;
     request.follow.warn_if_any();
     if front_end.is_for_disks() {
         if !request.follow.is_nothing() {
@@ -420,13 +433,13 @@ fn request_from(args: &AttachArgs) -> Result<(AttachRequest, &'static dyn FrontE
 fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<SocketLocation>, CommandFailure> {
     match front_end.protocol() {
         Some(_) if args.at.is_some() => {
-            Err(CommandFailure::local("--at goes with --via fuse; with --via nbd and --via redir say --socket PATH"))
+            Err(CommandFailure::local("--at goes with --via fuse; where programs connect say --socket PATH"))
         }
         Some(protocol) => {
             place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device).map(Some)
         }
         None if args.socket.is_some() || args.listen.is_some() => Err(CommandFailure::local(
-            "--socket and --listen go with --via nbd and --via redir: there programs connect",
+            "--socket and --listen go with --via nbd, redir, rfc2217 and tcp: there programs connect",
         )),
         None if args.at.is_some() && !front_end.has_folder() => {
             Err(CommandFailure::local("--at goes with --via fuse: the kernel names its devices itself"))

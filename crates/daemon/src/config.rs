@@ -218,6 +218,8 @@ struct AttachTable {
     socket_mode: Option<Spanned<String>>,
     socket_group: Option<Spanned<String>>,
     listen: Option<Spanned<String>>,
+    #[serde(default)]
+    allow: Vec<Spanned<String>>,
     mode: Option<Spanned<String>>,
     cache: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
@@ -622,6 +624,8 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
         return Err((Some(at.span()), message.into()));
     }
     let access = attach_access_from(&table)?;
+    let allowed = table.allow.iter().map(parsed).collect::<Result<Vec<IpNetwork>, _>>()?;
+    let allow_span = table.allow.first().map(Spanned::span);
     let location = attach_place_from(via, table.socket, table.listen, &target)?;
     let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let for_disks = || FrontEndChoice::for_disks(|name| format!("\"{name}\""));
@@ -658,12 +662,13 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
     }
     let reason = table.reason;
     let is_handed_over = false;
-    Ok(AttachRequest {
+    let request = AttachRequest {
         target,
         via,
         at,
         location,
         access,
+        allowed,
         is_handed_over,
         mode,
         cache,
@@ -676,7 +681,9 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
         modules,
         reason,
         follow,
-    })
+    };
+    request.check_allowed(front_end).map_err(|message| (allow_span, message))?;
+    Ok(request)
 }
 
 /// The reservation of one device.
@@ -785,7 +792,8 @@ fn attach_place_from(
 ) -> Result<Option<SocketLocation>, SpannedError> {
     let span = listen.as_ref().map(Spanned::span).or(socket.as_ref().map(Spanned::span));
     let Some(protocol) = via.named().protocol() else {
-        let message = "'socket' and 'listen' go with via = \"nbd\" and via = \"redir\": there programs connect";
+        let message =
+            "'socket' and 'listen' go with via = \"nbd\", \"redir\", \"rfc2217\" and \"tcp\": there programs connect";
         return span.map_or(Ok(None), |span| Err((Some(span), message.into())));
     };
     if socket.is_some() && listen.is_some() {

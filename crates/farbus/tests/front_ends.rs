@@ -19,11 +19,12 @@ use farbus::client::{ClientConfig, DeviceTarget, ImporterClient};
 use farbus::common::socket_place::SocketLocation;
 use farbus::frontend::open_users::DiskOwnerAction;
 use farbus::share::Share;
+use farbus_gadgets::serial::SerialGadget;
 use farbus_gadgets::storage::{StorageGadget, StorageOptions};
 use farbus_io_linux::frontend::fuse::DiskMount;
 use farbus_io_net::saving::SavedAttachment;
 use farbus_io_net::trust::Fingerprint;
-use farbus_model::Device;
+use farbus_model::{Device, UsbSpeed};
 use farbus_session::block::{BlockExport, MediumView, MemoryMedium, SparseMemory, StoreDevice};
 use farbus_session::registry::BlockClass;
 
@@ -34,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The limit for an end that must not wait for an exporter that has gone.
 const PROMPT: Duration = Duration::from_secs(20);
 
-/// A shared disk, and a folder for the files and sockets of its front ends.
+/// A shared device, and a folder for the files and sockets of its front ends.
 struct Harness {
     share: Share,
     target: DeviceTarget,
@@ -47,18 +48,34 @@ fn usb_disk() -> Box<dyn Device> {
 }
 
 impl Harness {
+    /// With a disk, or with a serial port for a front end that shows these.
+    fn with_device_for(front_end: &dyn FrontEnd) -> Self {
+        match front_end.protocol() {
+            Some(protocol) if protocol.is_tcp => {
+                Self::sharing(|share| drop(share.add("device", SerialGadget::device(UsbSpeed::High)).unwrap()))
+            }
+            _ => Self::new(),
+        }
+    }
+
     fn new() -> Self {
+        Self::sharing(|share| {
+            let medium = Arc::new(MemoryMedium::new(SparseMemory::new(SIZE, SIZE)));
+            let export = Arc::new(BlockExport::new(medium, MediumView::default(), 1).unwrap());
+            let class = BlockClass { export, renew: Box::new(|| Ok(usb_disk())) };
+            share.add_block("device", usb_disk(), class).unwrap();
+        })
+    }
+
+    fn sharing(add: impl FnOnce(&Share)) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("farbus-front-ends-{}-{number}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let share = Share::default();
-        let medium = Arc::new(MemoryMedium::new(SparseMemory::new(SIZE, SIZE)));
-        let export = Arc::new(BlockExport::new(medium, MediumView::default(), 1).unwrap());
-        let class = BlockClass { export, renew: Box::new(|| Ok(usb_disk())) };
-        share.add_block("disk", usb_disk(), class).unwrap();
+        add(&share);
         let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        Self { share, target: DeviceTarget { address: address.to_string(), device: "disk".into() }, folder }
+        Self { share, target: DeviceTarget { address: address.to_string(), device: "device".into() }, folder }
     }
 
     fn request(&self, front_end: &'static dyn FrontEnd) -> AttachRequest {
@@ -75,7 +92,7 @@ impl Harness {
         ImporterClient::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
     }
 
-    /// Attaches the disk. Its previous user gave it back: nobody waits for that.
+    /// Attaches the device. Its previous user gave it back: nobody waits for that.
     fn take(&self, client: &ImporterClient, request: &AttachRequest) -> Box<dyn Attachment> {
         let front_end = request.via.front_end(request, client.system());
         let mut prepared = front_end.prepare(client, request).unwrap();
@@ -133,7 +150,7 @@ fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &AttachRequest
 fn for_each(claim: impl Fn(&Harness, &AttachRequest)) -> usize {
     let mut count = 0;
     for front_end in FRONT_ENDS {
-        let harness = Harness::new();
+        let harness = Harness::with_device_for(*front_end);
         let request = harness.request(*front_end);
         if obstacle(*front_end, &harness, &request).is_none() {
             println!("{}", front_end.name());
@@ -145,7 +162,7 @@ fn for_each(claim: impl Fn(&Harness, &AttachRequest)) -> usize {
 }
 
 /// The number of front ends that need nothing of a kernel.
-const ALWAYS: usize = 2;
+const ALWAYS: usize = 4;
 
 #[test]
 fn front_ends_have_names_of_their_own_by_which_they_are_found() {
@@ -223,7 +240,7 @@ fn attachment_whose_device_is_taken_back_ends_with_the_reason() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let running = Running::begin(harness.take(&client, request));
-        harness.share.take_back("disk", Some("the test needs it"), Duration::ZERO).unwrap();
+        harness.share.take_back("device", Some("the test needs it"), Duration::ZERO).unwrap();
         let ended = running.ended(PATIENCE);
         let failure = ended.failure(&client, &request.target);
         let failure = failure.unwrap_or_else(|| panic!("{ended:?} is a failure"));
@@ -335,7 +352,7 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
-        let user = harness.client(Duration::ZERO).open_disk(&request.target).unwrap();
+        let user = harness.client(Duration::ZERO).open(&request.target).unwrap();
         let mut prepared = front_end.prepare(&client, request).unwrap();
         for _ in 0..2 {
             assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");

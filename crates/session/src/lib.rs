@@ -46,6 +46,8 @@ pub use farbus_wire::SendSlices;
 pub use farbus_wire::nbd;
 /// Pairing: how two hosts learn each other's keys.
 pub use farbus_wire::pairing;
+/// Serial ports over TCP, as programs speak them.
+pub use farbus_wire::rfc2217;
 /// Snapshots: how attachments continue in another process.
 pub use farbus_wire::snapshot;
 pub use farbus_wire::usbip::{DeviceRecord, OpStatus, ProtocolViolation, UsbipClientConn, UsbipRequest};

@@ -15,6 +15,7 @@
 use farbus_model::limits::TELNET_OPTION_BYTES_MAX;
 
 use crate::reject::ProtocolViolation;
+use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// Telnet's commands (RFC 854).
 const IAC: u8 = 255;
@@ -223,6 +224,55 @@ impl Rfc2217Conn {
         self.outgoing.extend([IAC, SUBNEGOTIATION, COM_PORT, ANSWER + command]);
         self.send(&value);
         self.outgoing.extend([IAC, SUBNEGOTIATION_END]);
+    }
+
+    /// Writes its state for another process.
+    pub fn save(&self, to: &mut SnapshotWriter) {
+        let (state, verb) = match self.state {
+            TelnetState::Data => (0, 0),
+            TelnetState::Command => (1, 0),
+            TelnetState::Option(verb) => (2, verb),
+            TelnetState::Subnegotiation => (3, 0),
+            TelnetState::SubnegotiationCommand => (4, 0),
+        };
+        to.u8(state);
+        to.u8(verb);
+        to.flag(self.has_cr);
+        to.bytes(&self.subnegotiation);
+        for option in &self.options {
+            [option.ours, option.is_offered, option.theirs, option.is_wanted]
+                .into_iter()
+                .for_each(|flag| to.flag(flag));
+        }
+        to.bytes(&self.outgoing);
+    }
+
+    /// Restores what [`Rfc2217Conn::save`] wrote.
+    ///
+    /// # Errors
+    /// The snapshot is invalid.
+    pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
+        let (state, verb) = (from.u8("telnet")?, from.u8("verb")?);
+        let state = match state {
+            0 => TelnetState::Data,
+            1 => TelnetState::Command,
+            2 => TelnetState::Option(verb),
+            3 => TelnetState::Subnegotiation,
+            4 => TelnetState::SubnegotiationCommand,
+            _ => return Err(ProtocolViolation::new("telnet", state.into(), "there are states 0 to 4")),
+        };
+        let (has_cr, subnegotiation) = (from.flag("carriage return")?, from.bytes("sub-negotiation")?.to_vec());
+        if subnegotiation.len() > TELNET_OPTION_BYTES_MAX {
+            let length = subnegotiation.len() as u64;
+            return Err(ProtocolViolation::new("sub-negotiation", length, "no option has as many bytes"));
+        }
+        let mut options = [TelnetOption::default(); 4];
+        for option in &mut options {
+            let mut flag = || from.flag("option");
+            *option = TelnetOption { ours: flag()?, is_offered: flag()?, theirs: flag()?, is_wanted: flag()? };
+        }
+        let outgoing = from.bytes("outgoing")?.to_vec();
+        Ok(Self { state, has_cr, subnegotiation, options, data: Vec::new(), outgoing })
     }
 
     /// Whether a CR stands for itself whatever follows it.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -23,18 +23,25 @@ pub struct SocketProtocol {
     pub word: &'static str,
     /// The default TCP port.
     pub port: u16,
+    /// Whether its programs connect by TCP unless a socket is named. Of this machine its owner's and root's are served
+    /// then, and of others those of the hosts that are allowed.
+    pub is_tcp: bool,
 }
 
 impl SocketProtocol {
-    /// The default place of `device`: a socket in the runtime folder, named by protocol and device.
+    /// The default place of `device`: a socket in the runtime folder, named by protocol and device, or the default port
+    /// at the loopback address.
     pub fn default_place(self, device: &str) -> SocketLocation {
+        if self.is_tcp {
+            return SocketLocation::Address((Ipv4Addr::LOCALHOST, self.port).into());
+        }
         SocketLocation::Socket(folder().join(format!("{}-{}.sock", self.word, plain_name(device))))
     }
 
     /// A warning if hosts other than this machine can reach `place`.
     pub fn exposure(self, location: &SocketLocation) -> Option<String> {
         let SocketLocation::Address(address) = location else { return None };
-        (!location.is_local()).then(|| {
+        (!self.is_tcp && !location.is_local()).then(|| {
             format!(
                 "{address} is not this machine alone. {} has no password and no encryption here:\n  \
                  every program that reaches this address can use what is there, read all of it and change it.",
@@ -273,7 +280,7 @@ impl AsFd for SocketListener {
 mod tests {
     use super::*;
 
-    const NBD: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809 };
+    const NBD: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809, is_tcp: false };
 
     #[test]
     fn chardev_options_name_the_place_as_qemu_reads_it() {

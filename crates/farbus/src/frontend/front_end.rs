@@ -14,6 +14,7 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{SocketListener, SocketLocation, SocketProtocol};
 use crate::devices::follow::FollowPolicy;
+use crate::exporter::access::networks::IpNetwork;
 use crate::importer::client::{ClientConfig, ClientError, DeviceTarget, HOLD, ImporterClient};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::PrefetchMode;
@@ -160,7 +161,15 @@ fn listen(
     protocol: SocketProtocol,
 ) -> Result<SocketListener, ClientError> {
     let listener = client.system().listen_at(&request.place_of(protocol), &request.access);
-    listener.map_err(|error| ClientError::Local(error.to_string()))
+    listener.map_err(|error| {
+        let is_taken = protocol.is_tcp && error.kind() == std::io::ErrorKind::AddrInUse;
+        let next = if is_taken {
+            "\n  another attachment may be there: choose another by --listen 127.0.0.1:PORT"
+        } else {
+            ""
+        };
+        ClientError::Local(format!("{error}{next}"))
+    })
 }
 
 /// The front end that the user chose.
@@ -229,6 +238,8 @@ pub struct AttachRequest {
     pub location: Option<SocketLocation>,
     /// Which users may connect there, if it is a socket.
     pub access: SocketAccess,
+    /// Networks whose hosts may connect there, if its programs are otherwise those of this machine's owner and root.
+    pub allowed: Vec<IpNetwork>,
     /// Whether another host is to hand it over first, with the virtual machine that uses it.
     pub is_handed_over: bool,
     /// How it is used, if it is a disk.
@@ -264,6 +275,7 @@ impl AttachRequest {
             at: None,
             location: None,
             access: SocketAccess::default(),
+            allowed: Vec::new(),
             is_handed_over: false,
             mode: DiskMode::default(),
             cache: DiskCacheMode::default(),
@@ -283,6 +295,25 @@ impl AttachRequest {
     pub fn folder(&self) -> PathBuf {
         let usual = || runtime_folder::path().join(self.target.device.replace('/', "_"));
         self.at.clone().unwrap_or_else(usual)
+    }
+
+    /// Checks that other hosts are allowed where it listens for them, and only there.
+    ///
+    /// # Errors
+    /// What to change.
+    pub fn check_allowed(&self, front_end: &dyn FrontEnd) -> Result<(), String> {
+        let is_tcp = front_end.protocol().is_some_and(|protocol| protocol.is_tcp);
+        let is_local = self.location.as_ref().is_none_or(SocketLocation::is_local);
+        match (is_tcp, is_local, self.allowed.is_empty()) {
+            (false, _, false) => Err("allow (--allow) goes with rfc2217 and tcp: there each program is known".into()),
+            (true, true, false) => Err("other hosts may connect (allow), and it listens for this machine alone: \
+                                        listen (--listen) at an address that they reach"
+                .into()),
+            (true, false, true) => {
+                Err("no other host could connect: say which (allow, --allow), such as 10.0.0.7 or 10.0.0.0/8".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Where programs that speak `protocol` connect to it.

@@ -118,7 +118,7 @@ enum RedirMigrationPhase {
 }
 
 /// What a virtual machine speaks; its port is where `usbredirserver` listens.
-pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "usbredir", word: "redir", port: 4000 };
+pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "usbredir", word: "redir", port: 4000, is_tcp: false };
 
 /// `--via redir`: a virtual machine, whose QEMU connects by `usb-redir`.
 pub struct RedirFrontEnd;

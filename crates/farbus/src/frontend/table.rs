@@ -8,10 +8,19 @@ use super::fuse::FuseFrontEnd;
 use super::kernel::{KernelFrontEnd, UasFrontEnd};
 use super::nbd::NbdFrontEnd;
 use super::redir::RedirFrontEnd;
+use super::serial::{BareSerialFrontEnd, Rfc2217FrontEnd};
 
 /// All front ends, in the order in which the help lists them.
-pub static FRONT_ENDS: &[&dyn FrontEnd] =
-    &[&KernelFrontEnd, &UasFrontEnd, &FuseFrontEnd, &NbdFrontEnd, &RedirFrontEnd, &AutoFrontEnd];
+pub static FRONT_ENDS: &[&dyn FrontEnd] = &[
+    &KernelFrontEnd,
+    &UasFrontEnd,
+    &FuseFrontEnd,
+    &NbdFrontEnd,
+    &RedirFrontEnd,
+    &Rfc2217FrontEnd,
+    &BareSerialFrontEnd,
+    &AutoFrontEnd,
+];
 
 impl FrontEndChoice {
     /// The default front end.

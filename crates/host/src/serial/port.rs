@@ -213,6 +213,14 @@ impl SerialPort {
         Some(next)
     }
 
+    /// Puts bytes that were read back in front of those that wait.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.unread_bytes += bytes.len();
+            self.unread.push_front(bytes.to_vec().into());
+        }
+    }
+
     /// How many bytes wait to be read.
     pub fn unread_bytes(&self) -> usize {
         self.unread_bytes

@@ -19,7 +19,7 @@ use crate::importer::disk::{DiskConnection, OpenedDisk};
 use crate::importer::session::status::SessionStatus;
 
 /// What its clients speak; IANA assigned the port.
-pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809 };
+pub const PROTOCOL: SocketProtocol = SocketProtocol { name: "NBD", word: "nbd", port: 10809, is_tcp: false };
 
 /// `--via nbd`: an export, for programs that speak NBD.
 pub struct NbdFrontEnd;
