@@ -61,6 +61,7 @@ const PACKAGES: &[DebianPackage] = &[
     DebianPackage { name: "udev", steps: &["machine"] },
     DebianPackage { name: "python3-usb", steps: &["machine"] },
     DebianPackage { name: "python3-usb1", steps: &["machine"] },
+    DebianPackage { name: "python3-serial", steps: &["machine"] },
     // What looks at the page, and what scrapes it.
     DebianPackage { name: "chromium", steps: &["machine"] },
     DebianPackage { name: "chromium-driver", steps: &["machine"] },

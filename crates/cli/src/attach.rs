@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus::broker::confined::{give_rights_away, report_protection, start_broker};
 use farbus::broker::{BrokerPolicy, SystemAccess};
+use farbus::common::networks::IpNetwork;
 use farbus::common::socket_place::SocketLocation;
 use farbus::devices::follow::{FollowPolicy, FollowWord};
 use farbus::devices::reservation::{ReservationRequest, together};
-use farbus::exporter::access::networks::IpNetwork;
 use farbus::frontend::drivers::tell_if_no_driver;
 use farbus::frontend::hold::check_for_disk;
 use farbus::frontend::in_use;
@@ -99,7 +99,7 @@ pub struct AttachArgs {
     /// VENDOR:PRODUCT (10c4:ea60) or serial=NUMBER.
     #[arg(value_parser = target_from)]
     target: DeviceTarget,
-    /// How it appears: kernel, uas, fuse, nbd, redir, rfc2217, tcp.
+    /// kernel, uas, fuse, nbd, redir, rfc2217, tcp.
     #[arg(long, value_parser = via_parser(), default_value = "auto", hide_possible_values = true)]
     via: FrontEndChoice,
     /// fuse: the folder for the disk's file.
@@ -107,7 +107,9 @@ pub struct AttachArgs {
     /// farbus makes the folder if it is missing.
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// nbd, redir, rfc2217, tcp: the Unix socket for programs.
+    /// The Unix socket for programs.
+    ///
+    /// With nbd, redir, rfc2217 and tcp.
     ///
     /// Only its owner and root may connect, unless --socket-mode or --socket-group says otherwise. Without it, the
     /// socket is in the runtime folder; rfc2217 and tcp listen at 127.0.0.1.
@@ -115,16 +117,16 @@ pub struct AttachArgs {
     socket: Option<PathBuf>,
     #[command(flatten)]
     access: SocketAccessArgs,
-    /// nbd, redir, rfc2217, tcp: a TCP address instead.
+    /// A TCP address for programs.
     ///
-    /// ADDR[:PORT]; the port is 10809 with nbd, 4000 with redir, 2217 with rfc2217 and 6638 with tcp, unless you name
+    /// With nbd, redir, rfc2217 and tcp. ADDR[:PORT]; the port is 10809 with nbd, 4000 with redir, 2217 with rfc2217 and 6638 with tcp, unless you name
     /// another. There is no password and no encryption. A serial port serves programs of you and of root on this
     /// machine, and hosts that --allow names.
     #[arg(long, value_name = "ADDR", conflicts_with = "socket")]
     listen: Option<String>,
-    /// rfc2217, tcp: hosts that may connect, such as 10.0.0.7 or 10.0.0.0/8.
+    /// rfc2217, tcp: other hosts that may connect.
     ///
-    /// May be given several times.
+    /// An address, or a range such as 10.0.0.0/8. May be given several times.
     #[arg(long, value_name = "ADDRESS", requires = "listen")]
     allow: Vec<IpNetwork>,
     /// Wait while another host uses the device.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use farbus::broker::BrokerPolicy;
 use farbus::common::listen_words::{everywhere, listen_address, listen_place, place_said};
+use farbus::common::networks::IpNetwork;
 use farbus::common::socket_access::{SocketAccess, SocketMode};
 use farbus::common::socket_place::SocketLocation;
 use farbus::devices::follow::{FOLLOWS_ANY, FollowPolicy, FollowWord};
@@ -21,7 +22,6 @@ use farbus::devices::identities::naming::{check_name, split_name};
 use farbus::devices::reservation::{ReservationRequest, together};
 use farbus::devices::selection::{NamingRule, ShareSelection};
 use farbus::exporter::access::local_users::LocalUser;
-use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::session::threads::GRACE_MAX;
 use farbus::exporter::sources::what::{DeviceSpec, UsbSpec};
 use farbus::exporter::state::lease_limits::{LeaseLimit, PEER_LEASES_MAX};

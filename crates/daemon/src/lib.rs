@@ -207,6 +207,9 @@ pub fn serve(options: DaemonOptions, ready: LoadedConfig, tell: impl Fn(String))
         supervisor.stop();
         return Err(failure);
     }
+    // Before the first question: it may be that of a replacement.
+    let ending = signals.handle();
+    supervisor.on_handed_over(move || ending.close());
     let for_control_socket = Arc::clone(&supervisor);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
@@ -249,8 +252,6 @@ fn inherited(state: &HandoverState) -> BrokerPolicy {
 
 /// Does what signals ask for, until one ends this process or another one continues.
 fn wait_for_end(supervisor: &Supervisor, mut signals: Signals) {
-    let handle = signals.handle();
-    supervisor.on_handed_over(move || handle.close());
     for signal in signals.forever() {
         match signal {
             // `reload` has logged the error; what ran continues.

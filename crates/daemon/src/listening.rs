@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use farbus::broker::BrokerClient;
 use farbus::common::listen_words::listen_failure;
+use farbus::common::networks::IpNetwork;
 use farbus::common::socket_place::{SocketListener, SocketLocation};
 use farbus::exporter::access::local_users::LocalUsers;
-use farbus::exporter::access::networks::IpNetwork;
 use farbus::exporter::share::QuicBeside;
 use farbus_control::failure::CommandFailure;
 use farbus_io_net::discovery::{AnnouncedProtocol, HostAnnouncement};

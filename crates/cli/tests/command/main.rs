@@ -119,6 +119,7 @@ mod run_tools;
 mod runtime_folder;
 mod same_device;
 mod seen;
+mod serial_ports;
 mod sessions;
 mod share_by_daemon;
 mod share_usb_by_daemon;

@@ -18,7 +18,7 @@ use super::restart::{Later, SetOnDrop, config};
 use super::trust::{Host, hosts};
 
 /// A share of `what` for any host of this machine, and a daemon that keeps it attached as `how` says.
-fn attached<'h>(harness: &'h Harness, what: &str, how: &str) -> (Running, Running, Host<'h>) {
+pub fn attached<'h>(harness: &'h Harness, what: &str, how: &str) -> (Running, Running, Host<'h>) {
     let [lab3, desk] = hosts(harness);
     let share = lab3.start(&["share", what, "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");

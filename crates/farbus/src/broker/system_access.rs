@@ -148,10 +148,11 @@ impl SystemAccess {
     /// The policy does not allow the place.
     pub fn take_place(&self, location: &SocketLocation) -> io::Result<()> {
         match self {
-            SystemAccess::Own => Ok(()),
-            SystemAccess::Through(broker) => {
+            // An address comes with its descriptor; its port may be one that the system chose.
+            SystemAccess::Through(broker) if location.path().is_some() => {
                 broker.ask::<Value>(&BrokerRequest::TakePlace { place: location.clone() }, None).map(|_| ())
             }
+            SystemAccess::Through(_) | SystemAccess::Own => Ok(()),
         }
     }
 

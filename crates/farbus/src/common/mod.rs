@@ -5,6 +5,7 @@
 
 pub mod child_program;
 pub mod listen_words;
+pub mod networks;
 pub mod ordered_mutex;
 pub mod page_address;
 pub mod processor_leases;

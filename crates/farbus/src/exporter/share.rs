@@ -25,6 +25,7 @@ use farbus_session::reserve::ReservationTerms;
 use farbus_session::stream::FramePublisher;
 
 use crate::broker::{BrokerClient, SystemAccess};
+use crate::common::networks::IpNetwork;
 use crate::common::processor_leases::ProcessorAdmission;
 use crate::common::processor_leases::ProcessorLeases;
 use crate::common::socket_place::{SocketListener, SocketLocation};
@@ -34,7 +35,6 @@ use crate::devices::identities::naming::DeviceNaming;
 use crate::exporter::access::encrypted::SecureListener;
 use crate::exporter::access::listener::{ExporterListener, ExporterListenerSet};
 use crate::exporter::access::local_users::LocalUsers;
-use crate::exporter::access::networks::IpNetwork;
 pub use crate::exporter::error::ShareError;
 use crate::exporter::state::lease_limits::{LeaseLimit, SiteLimitSource};
 use crate::exporter::state::note_book::ConfiguredNotes;

@@ -11,10 +11,10 @@ use farbus_session::reserve::ReservationTerms;
 
 use super::{Attachment, RestoredAttachment};
 use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::common::networks::IpNetwork;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{SocketListener, SocketLocation, SocketProtocol};
 use crate::devices::follow::FollowPolicy;
-use crate::exporter::access::networks::IpNetwork;
 use crate::importer::client::{ClientConfig, ClientError, DeviceTarget, HOLD, ImporterClient};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::PrefetchMode;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use farbus_io_net::link::{Link, PollInterest, TcpLinkListener, ThreadWaker, wait};
 use farbus_io_net::trust::QuicServer;
 
+use crate::common::networks::IpNetwork;
 use crate::common::ordered_mutex::{ALONE, OrderedGuard, OrderedMutex};
 use crate::common::socket_place::{ConnectionOrigin, SocketListener, SocketLocation};
-use crate::exporter::access::networks::IpNetwork;
 
 /// One listening socket.
 pub struct ExporterListener {

@@ -4,6 +4,5 @@ pub mod encrypted;
 pub mod listener;
 pub mod local_users;
 pub mod memory;
-pub mod networks;
 pub mod paired_host;
 pub mod quota;

@@ -18,11 +18,11 @@ use farbus_session::reserve::{
 use tracing::{info, warn};
 
 use crate::broker::SystemAccess;
+use crate::common::networks::IpNetwork;
 use crate::common::ordered_mutex::OrderedMutex;
 use crate::common::processor_leases::{ProcessorAdmission, ProcessorLedger};
 use crate::devices::reservation::in_words;
 use crate::exporter::access::local_users::LocalPeers;
-use crate::exporter::access::networks::IpNetwork;
 use crate::exporter::access::quota::PeerIdentity;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::SessionEntry;

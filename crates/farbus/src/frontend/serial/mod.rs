@@ -1,5 +1,5 @@
-//! A remote serial port for programs, without a serial driver in this machine's kernel: by RFC 2217, which carries rate,
-//! format, control lines and breaks, or as bare bytes over TCP.
+//! A remote serial port for programs, without a serial driver in this machine's kernel: by RFC 2217, which carries
+//! rate, format, control lines and breaks, or as bare bytes over TCP.
 //!
 //! | file | what is in it |
 //! |---|---|

@@ -17,8 +17,8 @@ use tracing::{debug, info, warn};
 
 use super::program::SerialProgram;
 use crate::broker::SystemAccess;
+use crate::common::networks::IpNetwork;
 use crate::common::socket_place::{ConnectionOrigin, SocketListener};
-use crate::exporter::access::networks::IpNetwork;
 use crate::frontend::open_users::{ConnectedProcesses, OpenClients};
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::{AttachmentEnd, StopSignal};

@@ -1,5 +1,6 @@
 //! Devices that a front end for disks cannot show: why, and what can.
 
+use farbus_host::serial::port::first_port;
 use farbus_model::{DescriptorSet, UsbSpeed};
 
 use super::target::DeviceTarget;
@@ -47,6 +48,10 @@ pub(super) fn no_disk(target: &DeviceTarget, device: Option<(&DescriptorSet, Usb
         Some((descriptors, _)) if speaks_uas_alone(descriptors) => format!(
             "this disk speaks UAS alone, and --via fuse, nbd and uas need Bulk-Only\n  \
              try: farbus attach {shown} --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
+        ),
+        Some((descriptors, _)) if first_port(descriptors).is_ok() => format!(
+            "it is a serial port, and --via fuse, nbd and uas show disks only\n  \
+             try: farbus attach {shown} --via rfc2217, --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
         ),
         _ => format!(
             "it is no disk, and --via fuse, nbd and uas show disks only\n  \
