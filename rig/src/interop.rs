@@ -111,6 +111,7 @@ const OTHERS: &[(&str, InteropPeer, InteropPeer)] = &[
         InteropPeer("each other"),
     ),
     ("usbfs-lsusb", STOCK, SHARE_USB),
+    ("usbfs-serial-tcp", InteropPeer("`nc`, by `farbus attach --via tcp`"), SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("routes", ROUTES, SHARE),
     ("routes-all", ROUTES, SHARE),

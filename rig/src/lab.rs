@@ -60,6 +60,7 @@ pub enum AttachClient {
 }
 
 /// One machine to boot, as a case describes it.
+#[derive(Clone)]
 pub struct MachineBoot<'a> {
     /// The shell script that is its work; the functions of `guest/prelude.sh` are defined in it.
     pub script: &'a str,

@@ -119,7 +119,7 @@ pub struct AttachArgs {
     access: SocketAccessArgs,
     /// A TCP address for programs.
     ///
-    /// With nbd, redir, rfc2217 and tcp. ADDR[:PORT]; the port is 10809 with nbd, 4000 with redir, 2217 with rfc2217 and 6638 with tcp, unless you name
+    /// ADDR[:PORT]; the port is 10809 with nbd, 4000 with redir, 2217 with rfc2217 and 6638 with tcp, unless you name
     /// another. There is no password and no encryption. A serial port serves programs of you and of root on this
     /// machine, and hosts that --allow names.
     #[arg(long, value_name = "ADDR", conflicts_with = "socket")]

@@ -46,6 +46,11 @@ pub(super) const CASES: &[RigCase] = &[
         run: |lab| serial(lab, AttachClient::Farbus),
     },
     RigCase {
+        name: "usbfs-serial-tcp",
+        purpose: "the same at a TCP port, in a guest without vhci-hcd",
+        run: serial_at_a_port,
+    },
+    RigCase {
         name: "usbfs-audio-stock",
         purpose: "`aplay` of a tone through isochronous usbfs: all of it sounds at the sound card",
         run: audio,
@@ -187,6 +192,32 @@ fn typing(lab: &CaseEnvironment) -> Result<String> {
 }
 
 fn serial(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
+    on_the_line(
+        lab,
+        &MachineBoot {
+            script: include_str!("../../guest/usbfs-serial.sh"),
+            modules: &["xhci_pci", "vhci_hcd", "ftdi_sio"],
+            client,
+            ..MachineBoot::default()
+        },
+    )
+}
+
+fn serial_at_a_port(lab: &CaseEnvironment) -> Result<String> {
+    on_the_line(
+        lab,
+        &MachineBoot {
+            script: include_str!("../../guest/usbfs-serial-tcp.sh"),
+            modules: &["xhci_pci", "ftdi_sio"],
+            client: AttachClient::Farbus,
+            variables: &[("ATTACH_OPTIONS", "--via tcp".to_owned())],
+            ..MachineBoot::default()
+        },
+    )
+}
+
+/// Boots a guest with an FTDI adapter, at the other end of whose line somebody answers in capitals.
+fn on_the_line(lab: &CaseEnvironment, boot: &MachineBoot<'_>) -> Result<String> {
     lab.farbus()?;
     let socket = lab.scratch("tty");
     let listener = UnixListener::bind(&socket).map_err(RigError::io("listen for the serial line"))?;
@@ -201,11 +232,8 @@ fn serial(lab: &CaseEnvironment, client: AttachClient) -> Result<String> {
     let chardev = ["-chardev".to_owned(), format!("socket,id=line,path={}", socket.display())];
     let report = lab
         .boot(&MachineBoot {
-            script: include_str!("../../guest/usbfs-serial.sh"),
-            modules: &["xhci_pci", "vhci_hcd", "ftdi_sio"],
-            client,
             hardware: [chardev.into(), xhci(&["usb-serial,bus=hc.0,chardev=line"])].concat(),
-            ..MachineBoot::default()
+            ..boot.clone()
         })?
         .finish()?;
     Ok(storage::note(&report.output))

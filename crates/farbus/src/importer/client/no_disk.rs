@@ -1,6 +1,7 @@
 //! Devices that a front end for disks cannot show: why, and what can.
 
 use farbus_host::serial::port::first_port;
+use farbus_model::serial_port::SerialChip;
 use farbus_model::{DescriptorSet, UsbSpeed};
 
 use super::target::DeviceTarget;
@@ -49,16 +50,28 @@ pub(super) fn no_disk(target: &DeviceTarget, device: Option<(&DescriptorSet, Usb
             "this disk speaks UAS alone, and --via fuse, nbd and uas need Bulk-Only\n  \
              try: farbus attach {shown} --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
         ),
-        Some((descriptors, _)) if first_port(descriptors).is_ok() => format!(
-            "it is a serial port, and --via fuse, nbd and uas show disks only\n  \
-             try: farbus attach {shown} --via rfc2217, --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
-        ),
+        Some((descriptors, _)) if first_port(descriptors).is_ok() => no_disk_but_serial(target),
         _ => format!(
             "it is no disk, and --via fuse, nbd and uas show disks only\n  \
              try: farbus attach {shown} --via kernel (needs vhci-hcd), or --via redir for a virtual machine,\n  \
              or for one program: farbus run {shown} -- PROGRAM"
         ),
     }
+}
+
+/// What can show a serial port.
+pub(super) fn no_disk_but_serial(target: &DeviceTarget) -> String {
+    format!(
+        "it is a serial port, and --via fuse, nbd and uas show disks only\n  \
+         try: farbus attach {shown} --via rfc2217 (pyserial, esptool) or --via tcp,\n  \
+         --via kernel (needs vhci-hcd), or --via redir for a virtual machine",
+        shown = target.shown()
+    )
+}
+
+/// Whether a device with these ids and interfaces (class, subclass, protocol) has a serial port.
+pub(super) fn is_serial(ids: (u16, u16), interfaces: &[[u8; 3]]) -> bool {
+    SerialChip::of_ids(ids).is_some() || interfaces.iter().any(|[class, subclass, _]| (*class, *subclass) == (2, 2))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
 use super::config::{ClientConfig, GRACE, GRACE_DISK};
 use super::connector::HostConnector;
 use super::error::{ClientError, local, lost, unreachable};
-use super::no_disk::{is_no_disk, no_disk};
+use super::no_disk::{is_no_disk, is_serial, no_disk, no_disk_but_serial};
 use super::remembered::{RememberedDevice, device_of, with_identity};
 use super::selector::DeviceSelector;
 use super::strings::with_strings;
@@ -774,7 +774,11 @@ impl ImporterClient {
         // If the device is not listed, or without its interfaces, the attempt to open it says what it is.
         match offers::resolve(&self.connector, target) {
             Ok(record) if is_no_disk(&record.interfaces) => {
-                Err(ClientError::Device { target: target.clone(), what: no_disk(target, None) })
+                let what = match is_serial((record.vendor, record.product), &record.interfaces) {
+                    true => no_disk_but_serial(target),
+                    false => no_disk(target, None),
+                };
+                Err(ClientError::Device { target: target.clone(), what })
             }
             _ => Ok(()),
         }
