@@ -1,5 +1,8 @@
 //! Serial ports: bytes both ways, line changes in order with them, and each chip's own requests.
 
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,9 +16,10 @@ use farbus_host::serial::port::first_port;
 use farbus_host::serial::{FlowControl, LineChange, LineCoding, ModemState, Parity, SerialError, SerialPort, StopBits};
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{
-    BufferPool, CompletionQueue, Device, DeviceDefinition, EpAddr, Instant, Payload, SetupPacket, TransferDirection,
-    UsbSpeed,
+    BufferPool, CompletionQueue, ConfigurationSelection, DescriptorSet, Device, DeviceDefinition, EpAddr, Instant,
+    Payload, SetupPacket, TransferDirection, UrbId, UrbInFlight, UrbStatus, UsbSpeed,
 };
+use fuzzing::{Input, fuzz};
 
 /// A device and the port that is driven of it, in made-up time.
 struct Bench<D: Device> {
@@ -376,4 +380,126 @@ fn a_port_at_rest_goes_on_in_another_process_without_a_lost_byte() {
     let mut wrong = state;
     wrong[4] = 9;
     assert!(restore(&wrong).is_none() && restore(&state[1..]).is_none());
+}
+
+/// A device that answers whatever it likes, whenever it likes.
+struct Stranger {
+    descriptors: DescriptorSet,
+    selection: ConfigurationSelection,
+    held: Vec<UrbInFlight>,
+}
+
+impl Device for Stranger {
+    fn descriptors(&self) -> &DescriptorSet {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> UsbSpeed {
+        UsbSpeed::High
+    }
+
+    fn selection(&self) -> &ConfigurationSelection {
+        &self.selection
+    }
+
+    fn submit(&mut self, _: Instant, mut urb: UrbInFlight, _: &mut CompletionQueue) {
+        urb.own_payload();
+        self.held.push(urb);
+    }
+
+    fn cancel(&mut self, _: Instant, id: UrbId, done: &mut CompletionQueue) {
+        if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
+            done.push(self.held.remove(at).fail(UrbStatus::Cancelled));
+        }
+    }
+
+    fn reset(&mut self, _: Instant, done: &mut CompletionQueue) {
+        self.held.drain(..).for_each(|urb| done.push(urb.fail(UrbStatus::Shutdown)));
+    }
+}
+
+impl Stranger {
+    fn answer(&mut self, input: &mut Input<'_>, done: &mut CompletionQueue) {
+        if self.held.is_empty() {
+            return;
+        }
+        let urb = self.held.remove(input.below(self.held.len() as u32) as usize);
+        let (is_in, length) = (urb.direction == TransferDirection::In, urb.length);
+        let status = match input.below(8) {
+            0 => input.pick(&[
+                UrbStatus::Stall,
+                UrbStatus::Protocol,
+                UrbStatus::Overflow,
+                UrbStatus::Other,
+                UrbStatus::Gone,
+                UrbStatus::Cancelled,
+            ]),
+            _ => UrbStatus::Ok,
+        };
+        // As much as there is room for, which is what a wire's gate lets through.
+        let count = input.below(length.min(600) + 1);
+        let payload = if is_in { Payload::from(input.bytes(count as usize)) } else { Payload::Empty };
+        let actual = if is_in {
+            payload.len() as u32
+        } else if status == UrbStatus::Ok {
+            length
+        } else {
+            count
+        };
+        done.push(urb.done(status, actual, payload));
+    }
+}
+
+#[test]
+fn fuzz_serial_port() {
+    const IDS: [(u16, u16); 4] = [(0x0403, 0x6001), (0x10c4, 0xea60), (0x1a86, 0x7523), (0x067b, 0x2303)];
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_serial_port", |input: &mut Input<'_>| {
+        let interface = InterfaceDefinition::vendor().bulk_pair(1).interrupt(
+            2,
+            TransferDirection::In,
+            16,
+            Duration::from_millis(1),
+        );
+        let (vendor, product) = input.pick(&IDS);
+        let mut descriptors = DeviceDefinition::new(vendor, product).interface(interface).build();
+        descriptors.device.device_bcd = input.pick(&[0x0200, 0x0400, 0x0700, 0x1000]);
+        let device = Stranger { descriptors, selection: ConfigurationSelection::default(), held: Vec::new() };
+        let mut bench = Bench::new(device, 0x0600);
+        let mut written = 0;
+        while !input.is_empty() {
+            let now = bench.now;
+            match input.below(12) {
+                0 => {
+                    let bytes = vec![7; input.below(9000) as usize];
+                    written += bench.port.write(&bytes);
+                }
+                1 => drop(bench.port.read()),
+                2 => drop(bench.port.change(coding(input.word()))),
+                3 => {
+                    let (dtr, rts) = (input.once_in(2), input.once_in(2));
+                    bench.port.change(LineChange::ControlLines { dtr, rts });
+                }
+                4 => drop(bench.port.change(LineChange::Break(input.once_in(2)))),
+                5 => {
+                    let (received, unsent) = (input.once_in(2), input.once_in(2));
+                    bench.port.change(LineChange::Purge { received, unsent });
+                }
+                6 => bench.port.watch_modem(now, input.once_in(2)),
+                7 if input.once_in(4) => bench.port.rest(now),
+                7 => bench.port.resume(),
+                8 => bench.run(Duration::from_millis(input.below(700).into())),
+                9 if input.once_in(20) => bench.port.close(now),
+                _ => bench.device.answer(input, &mut bench.done),
+            }
+            bench.port.pump(bench.now, &mut bench.device, &mut bench.done);
+            let most = SERIAL_UNREAD_BYTES_MAX + SERIAL_READS * SERIAL_READ_BYTES as usize;
+            assert!(bench.port.unread_bytes() <= most, "memory is bounded");
+            assert!(bench.port.lost_bytes() <= written as u64);
+            assert!(bench.device.held.len() <= 10, "so are requests: {}", bench.device.held.len());
+        }
+        bench.port.close(bench.now);
+        // What the chip is to be told last has its time, a request after the other.
+        bench.run(Duration::from_secs(60));
+        assert!(bench.port.is_closed(), "nothing is left with the device: {:?}", bench.port);
+    });
 }

@@ -161,7 +161,9 @@ impl SerialPort {
         if let LineChange::Purge { received, unsent } = change {
             self.purge(received, unsent);
         }
-        self.outgoing.push_back(SerialOutput::Order(ChipOrder::Change(change)));
+        if !self.is_closing {
+            self.outgoing.push_back(SerialOutput::Order(ChipOrder::Change(change)));
+        }
         self.changes
     }
 
@@ -184,7 +186,7 @@ impl SerialPort {
 
     /// How many bytes [`SerialPort::write`] takes now.
     pub fn room(&self) -> usize {
-        SERIAL_UNSENT_BYTES_MAX.saturating_sub(self.unsent_bytes)
+        if self.is_closing { 0 } else { SERIAL_UNSENT_BYTES_MAX.saturating_sub(self.unsent_bytes) }
     }
 
     /// Sends bytes on the line, after what was written and changed before; returns how many were taken.
@@ -233,7 +235,8 @@ impl SerialPort {
 
     /// Keeps [`SerialPort::modem`] up to date from now on, or no longer, for a chip that has to be asked.
     pub fn watch_modem(&mut self, now: Instant, is_watched: bool) {
-        self.ask_modem_at = (is_watched && self.protocol.is_asked_for_modem()).then_some(now);
+        let is_asked = is_watched && self.protocol.is_asked_for_modem() && !self.is_closing;
+        self.ask_modem_at = is_asked.then_some(now);
     }
 
     /// What went wrong on the line since this was called last.
@@ -251,13 +254,17 @@ impl SerialPort {
         self.failure.as_ref()
     }
 
-    /// Lets go of the line: drops DTR and RTS and ends all requests. [`SerialPort::is_closed`] says when that is done.
+    /// Lets go of the line for good: drops DTR and RTS and ends all requests; nothing more is written or changed. [`SerialPort::is_closed`] says when that is done.
     pub fn close(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.is_closing, true) {
             self.outgoing.clear();
             self.outgoing.push_back(SerialOutput::Order(ChipOrder::Close));
-            let data = self.reads.iter().chain(&self.writes).chain(&self.notification).copied();
-            data.collect::<Vec<_>>().into_iter().for_each(|id| self.transfers.withdraw(now, id));
+            self.unsent_bytes = 0;
+            // Of what was begun, the request that is with the device is taken back, and no other follows.
+            self.requests.truncate(usize::from(self.request_id.is_some()));
+            self.ask_modem_at = None;
+            let under_way = self.reads.iter().chain(&self.writes).chain(&self.notification).chain(&self.request_id);
+            under_way.copied().collect::<Vec<_>>().into_iter().for_each(|id| self.transfers.withdraw(now, id));
         }
     }
 
@@ -337,7 +344,7 @@ impl SerialPort {
 
     /// When [`SerialPort::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let ask = self.ask_modem_at.filter(|_| self.failure.is_none() && !self.is_closing && !self.is_resting);
+        let ask = self.ask_modem_at.filter(|_| self.failure.is_none() && !self.is_resting);
         let has_order = || self.outgoing.iter().any(|output| matches!(output, SerialOutput::Order(_)));
         let waits = self.request_id.is_none() && !self.writes.is_empty() && self.failure.is_none() && has_order();
         let stuck = waits.then(|| self.written_at + SERIAL_STUCK_TIME);
