@@ -288,7 +288,7 @@ pub const ACTIONS: &[PageAction] = &[
             ),
             parameter(
                 "via",
-                ParameterType::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir"]),
+                ParameterType::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir", "rfc2217", "tcp"]),
                 ArgumentPosition::Option("--via"),
                 "How it appears here.",
             )
@@ -304,7 +304,7 @@ pub const ACTIONS: &[PageAction] = &[
                 "socket",
                 ParameterType::Path,
                 ArgumentPosition::Option("--socket"),
-                "nbd, redir: the socket for programs.",
+                "nbd, redir, rfc2217, tcp: the socket for programs.",
             )
             .about(APPEARS),
             parameter(
