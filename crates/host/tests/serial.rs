@@ -157,7 +157,7 @@ fn usual_deeds(ids: (u16, u16), version: u16) -> Vec<String> {
 fn ftdi_chips_are_asked_as_their_manual_says() {
     let expected = [
         "40 00 0000 0000",
-        "40 09 0001 0000",
+        "40 09 0010 0000",
         "40 02 0000 0000",
         "up",
         "40 03 001a 0000",
@@ -175,7 +175,7 @@ fn ftdi_chips_are_asked_as_their_manual_says() {
     assert_eq!(usual_deeds((0x0403, 0x6001), 0x0600), expected);
     // A chip of several ports is told which, and has a faster clock.
     let deeds = usual_deeds((0x0403, 0x6011), 0x0800);
-    assert_eq!(deeds[..4], ["40 00 0000 0001", "40 09 0001 0001", "40 02 0000 0001", "up"]);
+    assert_eq!(deeds[..4], ["40 00 0000 0001", "40 09 0010 0001", "40 02 0000 0001", "up"]);
     assert_eq!(deeds[4..6], ["40 03 c068 0201", "40 04 0008 0001"]);
 }
 

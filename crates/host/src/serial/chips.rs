@@ -19,6 +19,9 @@ const VENDOR_INTERFACE_IN: u8 = 0xc1;
 /// How long a break lasts that ends by request, and the end of one.
 const BREAK_ON: u16 = 0xffff;
 const BREAK_OFF: u16 = 0;
+/// How long an FTDI chip waits for more before it sends what it has, or nothing: Linux's choice. Less would fill the
+/// network with empty answers.
+const LATENCY_MS: u16 = 16;
 const XON: u8 = 0x11;
 const XOFF: u8 = 0x13;
 
@@ -284,7 +287,7 @@ impl ChipProtocol {
         match order {
             ChipOrder::BringUp => vec![
                 vendor(RESET, 0, self.channel),
-                ChipRequest { answer: ChipAnswer::Optional, ..vendor(LATENCY, 1, self.channel) },
+                ChipRequest { answer: ChipAnswer::Optional, ..vendor(LATENCY, LATENCY_MS, self.channel) },
                 flow(FlowControl::None),
             ],
             ChipOrder::Change(LineChange::Coding(coding)) => {

@@ -33,6 +33,7 @@ pub struct BareSerialFrontEnd;
 
 /// What the two front ends have in common.
 trait SerialFrontEnd {
+    const WORD: &'static str = Self::PROTOCOL.word;
     const PROTOCOL: SocketProtocol;
     const SPEAKS_TELNET: bool;
 }
@@ -49,7 +50,7 @@ impl SerialFrontEnd for BareSerialFrontEnd {
 
 impl<T: SerialFrontEnd + Send + Sync> FrontEnd for T {
     fn name(&self) -> &'static str {
-        T::PROTOCOL.word
+        T::WORD
     }
 
     fn summary(&self) -> &'static str {
