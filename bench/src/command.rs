@@ -11,7 +11,7 @@ use crate::{
     compare,
     contest::ContestRules,
     flame,
-    lab::{BenchmarkEnvironment, BenchmarkSubject},
+    lab::{BenchmarkEnvironment, BenchmarkSubject, DrawnCharts},
     peers::{self, PeerServerKind},
     placement::CpuPlacement,
     report,
@@ -205,6 +205,7 @@ impl BenchCommandLine {
             },
             placement: self.pin,
             plots: self.plots.clone(),
+            charts: DrawnCharts::default(),
             rules: self.rules(),
             quick: self.quick,
         })
@@ -240,14 +241,14 @@ impl BenchCommandLine {
 
 /// Slices of 25 ms are long against a wake-up and short against a change of the machine; what is
 /// foreign in a quiet machine (interrupts, this one's own timers) stays below a tenth of a CPU.
-const THOROUGH: ContestRules = ContestRules {
+pub(crate) const THOROUGH: ContestRules = ContestRules {
     rounds: 9,
     slices: 12,
     slice: Duration::from_millis(25),
     foreign_max: 0.15,
     patience: Duration::from_secs(60),
 };
-const QUICK: ContestRules = ContestRules {
+pub(crate) const QUICK: ContestRules = ContestRules {
     rounds: 5,
     slices: 4,
     slice: Duration::from_millis(25),

@@ -1,6 +1,9 @@
 //! The environment of every benchmark: the servers, the rules and the client's placement.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -21,17 +24,38 @@ pub enum BenchmarkSubject {
     Crate,
 }
 
+/// What was drawn since the last [`DrawnCharts::take`]: names, and their SVG.
+#[derive(Default)]
+pub struct DrawnCharts(Mutex<Vec<(String, String)>>);
+
+impl DrawnCharts {
+    fn push(&self, name: &str, svg: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), svg.to_owned()));
+    }
+
+    pub fn take(&self) -> Vec<(String, String)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 pub struct BenchmarkEnvironment {
     pub subject: BenchmarkSubject,
     pub farbus: PathBuf,
     pub placement: CpuPlacement,
     /// Where plots go, if they are wanted.
     pub plots: Option<PathBuf>,
+    pub charts: DrawnCharts,
     pub rules: ContestRules,
     pub quick: bool,
 }
 
 impl BenchmarkEnvironment {
+    /// The same with this farbus and without plots.
+    pub fn of_program(&self, farbus: PathBuf) -> Self {
+        let Self { subject, placement, rules, quick, .. } = *self;
+        Self { subject, farbus, placement, plots: None, charts: DrawnCharts::default(), rules, quick }
+    }
+
     pub fn subject_name(&self) -> &'static str {
         match self.subject {
             BenchmarkSubject::Farbus => "farbus",
@@ -77,11 +101,20 @@ impl BenchmarkEnvironment {
         let slice = Duration::from_millis(5);
         let rules = ContestRules { rounds: 1, slices: 1, slice, foreign_max: f64::INFINITY, patience: Duration::ZERO };
         let (subject, placement) = (BenchmarkSubject::Farbus, CpuPlacement::Free);
-        Some(Self { subject, farbus: beside, placement, plots: None, rules, quick: true })
+        Some(Self {
+            subject,
+            farbus: beside,
+            placement,
+            plots: None,
+            charts: DrawnCharts::default(),
+            rules,
+            quick: true,
+        })
     }
 
-    /// Writes a plot, if plots are wanted.
+    /// Keeps a plot, and writes it if plots are wanted.
     pub fn plot(&self, name: &str, svg: &str) -> Result<()> {
+        self.charts.push(name, svg);
         let Some(folder) = &self.plots else { return Ok(()) };
         let path = folder.join(name).with_extension("svg");
         std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))

@@ -13,7 +13,9 @@ use crate::{
 /// One line of the report.
 #[derive(Clone)]
 pub struct BenchmarkFinding {
+    /// The benchmark's name.
     pub benchmark: &'static str,
+    /// What was measured, and how; no two rows of a benchmark say the same.
     pub what: String,
     /// The subject's figure.
     pub ours: MeasuredQuantity,
@@ -21,6 +23,7 @@ pub struct BenchmarkFinding {
     pub other: Option<(&'static str, MeasuredQuantity)>,
     /// The value that is compared with the target: the ratio of the two figures where there are two.
     pub judged: SampleSpread,
+    /// The condition for `judged`.
     pub target: SpeedTarget,
     /// Further observations: latencies, calls by name, foreign load.
     pub detail: String,
@@ -31,11 +34,14 @@ pub struct BenchmarkFinding {
 /// A spread with its unit.
 #[derive(Clone)]
 pub struct MeasuredQuantity {
+    /// The repeats.
     pub spread: SampleSpread,
+    /// The unit of each of them.
     pub unit: &'static str,
 }
 
 impl MeasuredQuantity {
+    /// These repeats in this unit.
     pub fn new(spread: SampleSpread, unit: &'static str) -> Self {
         Self { spread, unit }
     }
@@ -64,6 +70,7 @@ impl BenchmarkFinding {
         Self { benchmark, what, ours, other: None, judged, target, detail: String::new(), disturbed: false }
     }
 
+    /// Adds further observations.
     pub fn with_detail(mut self, detail: String) -> Self {
         self.detail = detail;
         self
@@ -80,6 +87,7 @@ impl BenchmarkFinding {
         self
     }
 
+    /// Whether the target was missed; what has no target never is.
     pub fn missed(&self) -> bool {
         self.margin().is_some_and(|margin| margin < 0.0)
     }

@@ -8,6 +8,8 @@ pub struct SampleSpread {
 }
 
 impl SampleSpread {
+    /// These measurements.
+    ///
     /// # Panics
     /// When there is no sample: a benchmark that measured nothing is a bug in the benchmark.
     pub fn new(samples: Vec<f64>) -> Self {
@@ -15,6 +17,7 @@ impl SampleSpread {
         Self { samples }
     }
 
+    /// The only measurement.
     pub fn once(value: f64) -> Self {
         Self::new(vec![value])
     }
@@ -26,6 +29,7 @@ impl SampleSpread {
         Self::new(pairs.map(|(above, below)| above / below).collect())
     }
 
+    /// The middle one, or the mean of the two in the middle.
     pub fn median(&self) -> f64 {
         let mut sorted = self.samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -33,10 +37,12 @@ impl SampleSpread {
         if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
     }
 
+    /// The least.
     pub fn min(&self) -> f64 {
         self.samples.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
+    /// The greatest.
     pub fn max(&self) -> f64 {
         self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }
@@ -45,7 +51,9 @@ impl SampleSpread {
 /// The condition that a measured value has to meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SpeedTarget {
+    /// No less than this.
     AtLeast(f64),
+    /// No more than this.
     AtMost(f64),
     /// Printed for context; there is no target.
     Context,

@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 /// Panels over one horizontal axis.
 pub struct LineChart {
+    /// The line above it.
     pub title: String,
     /// The label of the horizontal axis.
     pub across: String,
+    /// From above.
     pub panels: Vec<ChartPanel>,
 }
 
@@ -16,12 +18,15 @@ pub struct ChartPanel {
     pub up: String,
     /// Whether the scale is logarithmic; values that are not above zero are then drawn at its lower end.
     pub is_logarithmic: bool,
+    /// In the order of the legend.
     pub lines: Vec<ChartLine>,
 }
 
 /// A line: its name and its points, from left to right.
 pub struct ChartLine {
+    /// The legend's text.
     pub name: String,
+    /// Horizontal and vertical values.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -37,6 +42,7 @@ const BOTTOM: f64 = 45.0;
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 impl LineChart {
+    /// The SVG, with axes from zero.
     pub fn render(&self) -> String {
         self.render_from(true)
     }

@@ -68,8 +68,8 @@ type ProgramFailures = [Option<String>; 2];
 pub fn run(arguments: &AgainstArgs, now: &BenchmarkEnvironment) -> Result<ExitCode> {
     ensure!(arguments.rounds >= ROUNDS_MIN, "fewer than {ROUNDS_MIN} rounds say nothing; try: --rounds {ROUNDS_MIN}");
     let rows = rows::named(&arguments.only).map_err(anyhow::Error::msg)?;
-    let before = BenchmarkEnvironment { farbus: arguments.before.clone(), plots: None, ..*now };
-    let now = BenchmarkEnvironment { farbus: now.farbus.clone(), plots: None, ..*now };
+    let before = now.of_program(arguments.before.clone());
+    let now = now.of_program(now.farbus.clone());
     let folders = [ScratchFolder::new("before")?, ScratchFolder::new("now")?];
     let sides =
         [ComparedProgram::new(&before, &folders[0], "before")?, ComparedProgram::new(&now, &folders[1], "now")?];
