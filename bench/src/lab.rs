@@ -50,7 +50,7 @@ pub struct BenchmarkEnvironment {
 }
 
 impl BenchmarkEnvironment {
-    /// The same with this farbus and without plots.
+    /// An environment that measures the farbus at this path, and draws into no folder.
     pub fn of_program(&self, farbus: PathBuf) -> Self {
         let Self { subject, placement, rules, quick, .. } = *self;
         Self { subject, farbus, placement, plots: None, charts: DrawnCharts::default(), rules, quick }

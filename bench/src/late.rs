@@ -17,6 +17,15 @@ const PIECE_BYTES: usize = 256 * 1024;
 
 /// Returns an address that leads to `server` with this delay each way, for any number of connections.
 pub fn late(server: SocketAddr, each_way: Duration) -> Result<SocketAddr> {
+    relay(server, each_way, None)
+}
+
+/// Like [`late`], and each way of each connection carries no more than this rate.
+pub fn late_and_narrow(server: SocketAddr, each_way: Duration, bits_per_s: u64) -> Result<SocketAddr> {
+    relay(server, each_way, Some(bits_per_s))
+}
+
+fn relay(server: SocketAddr, each_way: Duration, bits_per_s: Option<u64>) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
@@ -24,7 +33,7 @@ pub fn late(server: SocketAddr, each_way: Duration) -> Result<SocketAddr> {
             let Ok(far) = TcpStream::connect(server) else { continue };
             for (from, to) in [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))] {
                 if let (Ok(from), Ok(to)) = (from, to) {
-                    carry(from, to, each_way);
+                    carry(from, to, each_way, bits_per_s);
                 }
             }
         }
@@ -32,7 +41,7 @@ pub fn late(server: SocketAddr, each_way: Duration) -> Result<SocketAddr> {
     Ok(address)
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, span: Duration) {
+fn carry(mut from: TcpStream, mut to: TcpStream, span: Duration, bits_per_s: Option<u64>) {
     let (sent, arrives) = mpsc::channel::<(Instant, Vec<u8>)>();
     let _ = to.set_nodelay(true);
     thread::spawn(move || {
@@ -47,8 +56,13 @@ fn carry(mut from: TcpStream, mut to: TcpStream, span: Duration) {
     });
     thread::spawn(move || {
         let mut piece = vec![0; PIECE_BYTES];
+        // When the link has sent all that it was given.
+        let mut is_free = Instant::now();
         while let Ok(count @ 1..) = from.read(&mut piece) {
-            if sent.send((Instant::now() + span, piece[..count].to_vec())).is_err() {
+            let takes =
+                bits_per_s.map_or(Duration::ZERO, |rate| Duration::from_nanos(count as u64 * 8_000_000_000 / rate));
+            is_free = is_free.max(Instant::now()) + takes;
+            if sent.send((is_free + span, piece[..count].to_vec())).is_err() {
                 return;
             }
         }
@@ -184,6 +198,18 @@ mod tests {
         link.read_to_end(&mut back).unwrap();
         assert_eq!(back, b"there");
         assert!(began.elapsed() >= Duration::from_millis(40), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn narrow_relay_takes_as_long_as_its_rate() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = late_and_narrow(listener.local_addr().unwrap(), Duration::ZERO, 8_000_000).unwrap();
+        let sender = thread::spawn(move || listener.accept().unwrap().0.write_all(&[7; 50_000]).unwrap());
+        let (began, mut back) = (Instant::now(), Vec::new());
+        TcpStream::connect(address).unwrap().read_to_end(&mut back).unwrap();
+        sender.join().unwrap();
+        assert_eq!(back.len(), 50_000);
+        assert!(began.elapsed() >= Duration::from_millis(49), "{:?}", began.elapsed());
     }
 
     #[test]

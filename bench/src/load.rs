@@ -86,6 +86,13 @@ pub fn one_at_a_time(limit: Duration, bytes: usize, mut operate: impl FnMut(u64)
     Ok(tally)
 }
 
+/// When a transfer was submitted, and when its completion was received.
+#[derive(Clone, Copy, Debug)]
+pub struct UrbMoments {
+    pub submitted: Instant,
+    pub completed: Instant,
+}
+
 /// An imported and configured device.
 pub struct UsbipLoadClient<S = TcpStream> {
     stream: S,
@@ -120,10 +127,22 @@ impl<S: Read + Write> UsbipLoadClient<S> {
     pub fn run(&mut self, transfer: &TransferTemplate, depth: usize, until: LoadLimit) -> Result<LoadTally> {
         assert!((1..=DEPTH_MAX).contains(&depth), "a depth of {depth}");
         self.watchdog.turn();
-        let result =
-            if depth == 1 { self.run_one_at_a_time(transfer, until) } else { self.run_deep(transfer, depth, until) };
+        let result = if depth == 1 {
+            self.run_one_at_a_time(transfer, until)
+        } else {
+            self.run_deep(transfer, depth, until, |_| ())
+        };
         self.watchdog.turn();
         result
+    }
+
+    /// Keeps `depth` of `transfer` in flight until so many are complete; returns when each was.
+    pub fn moments(&mut self, transfer: &TransferTemplate, depth: usize, urbs: u64) -> Result<Vec<UrbMoments>> {
+        let mut all = Vec::with_capacity(urbs as usize);
+        self.watchdog.turn();
+        let result = self.run_deep(transfer, depth, LoadLimit::Urbs(urbs), |moments| all.push(moments));
+        self.watchdog.turn();
+        result.map(|_| all)
     }
 
     fn run_one_at_a_time(&mut self, transfer: &TransferTemplate, until: LoadLimit) -> Result<LoadTally> {
@@ -149,7 +168,13 @@ impl<S: Read + Write> UsbipLoadClient<S> {
         Ok(tally)
     }
 
-    fn run_deep(&mut self, transfer: &TransferTemplate, depth: usize, until: LoadLimit) -> Result<LoadTally> {
+    fn run_deep(
+        &mut self,
+        transfer: &TransferTemplate,
+        depth: usize,
+        until: LoadLimit,
+        mut seen: impl FnMut(UrbMoments),
+    ) -> Result<LoadTally> {
         let mut tally = LoadTally::nothing();
         let mut submissions = SubmitBatch::new(transfer, self.devid);
         let mut replies = ReplyParser::new(*transfer, self.next_seqnum);
@@ -179,6 +204,7 @@ impl<S: Read + Write> UsbipLoadClient<S> {
             now = Instant::now();
             for submitted_at in submitted_at.drain(..room) {
                 tally.latency_ns.saturating_record((now - submitted_at).as_nanos() as u64);
+                seen(UrbMoments { submitted: submitted_at, completed: now });
             }
             tally.urbs += room as u64;
         }

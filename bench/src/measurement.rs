@@ -25,9 +25,9 @@ pub struct MeasurementPlan {
 /// What one benchmark found.
 #[derive(Default)]
 pub struct Measurement {
-    /// Its rows.
+    /// In the order in which they were measured.
     pub findings: Vec<BenchmarkFinding>,
-    /// Its charts: names, and their SVG.
+    /// Each chart by its name, as SVG.
     pub charts: Vec<(String, String)>,
 }
 

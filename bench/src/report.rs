@@ -34,7 +34,7 @@ pub struct BenchmarkFinding {
 /// A spread with its unit.
 #[derive(Clone)]
 pub struct MeasuredQuantity {
-    /// The repeats.
+    /// One sample a repeat, in `unit`.
     pub spread: SampleSpread,
     /// The unit of each of them.
     pub unit: &'static str,

@@ -37,12 +37,12 @@ impl SampleSpread {
         if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
     }
 
-    /// The least.
+    /// The smallest sample; `max` has the other end of the range.
     pub fn min(&self) -> f64 {
         self.samples.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// The greatest.
+    /// The largest sample of the range.
     pub fn max(&self) -> f64 {
         self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }

@@ -8,7 +8,7 @@ pub struct LineChart {
     pub title: String,
     /// The label of the horizontal axis.
     pub across: String,
-    /// From above.
+    /// One below the other, over the same horizontal axis.
     pub panels: Vec<ChartPanel>,
 }
 
@@ -40,6 +40,10 @@ const RIGHT: f64 = 190.0;
 const BOTTOM: f64 = 45.0;
 /// Told apart without colour vision too (Okabe and Ito, 2008).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+/// The strokes of the first six lines, of the next six, and of all others.
+const DASHES: [&str; 3] = ["", " stroke-dasharray=\"7 3\"", " stroke-dasharray=\"2 3\""];
+/// The distance of two lines of the legend, where there is space.
+const LEGEND_LINE: f64 = 18.0;
 
 impl LineChart {
     /// The SVG, with axes from zero.
@@ -96,16 +100,17 @@ impl ChartPanel {
         text(svg, (LEFT, top - 6.0), "start", &self.up);
         for (at, line) in self.lines.iter().enumerate() {
             let colour = COLOURS[at % COLOURS.len()];
+            let dash = DASHES[(at / COLOURS.len()).min(DASHES.len() - 1)];
             let points: Vec<String> =
                 line.points.iter().map(|&(x, y)| format!("{:.1},{:.1}", x_at(x), y_at(y))).collect();
             let _ = writeln!(
                 svg,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
                 points.join(" ")
             );
-            let y = top + 12.0 + 18.0 * at as f64;
-            let _ =
-                writeln!(svg, "<path d=\"M{} {}h18\" stroke=\"{colour}\" stroke-width=\"2\"/>", right + 12.0, y - 4.0);
+            let y = top + 12.0 + LEGEND_LINE.min(PANEL / self.lines.len() as f64) * at as f64;
+            let stroke = format!("stroke=\"{colour}\" stroke-width=\"2\"{dash}");
+            let _ = writeln!(svg, "<path d=\"M{} {}h18\" {stroke}/>", right + 12.0, y - 4.0);
             text(svg, (right + 36.0, y), "start", &line.name);
         }
     }

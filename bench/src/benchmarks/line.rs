@@ -2,18 +2,22 @@
 //! 9 to 11), and one each x ms needs a queue deeper than `RTT/x + 1` (its Equation 2, Figure 13).
 //!
 //! As there, the driver is the load generator, the device a source, and both ends speak plain USB/IP; the distance is a
-//! relay that lets every byte wait. The periodic endpoint is isochronous, 8 packets of 125 us a URB, as the paper's.
+//! relay that lets every byte wait, and lets no more than 100 Mb/s pass in the second of the two runs. The periodic
+//! endpoint is isochronous, 8 packets of 125 us a URB, as the paper's.
 
 use std::time::Duration;
 
 use anyhow::Result;
+use farbus::{
+    gadgets::zero::{SourcePattern, SourceSink},
+    model::UsbSpeed,
+};
 
-use super::naming::size;
 use crate::{
     lab::BenchmarkEnvironment,
-    late::late,
+    late::{late, late_and_narrow},
     load::{LoadLimit, UsbipLoadClient},
-    peers::PeerServer,
+    peers::{PeerServer, local::LocalDevice, session::UsbLoad},
     report::{BenchmarkFinding, MeasuredQuantity},
     stats::{SampleSpread, SpeedTarget},
     svg::{ChartLine, ChartPanel, LineChart},
@@ -23,48 +27,155 @@ use crate::{
 pub const NAME: &str = "line";
 const ROUND_TRIPS_MS: [u64; 7] = [0, 1, 4, 8, 10, 50, 100];
 const SIZES: [usize; 6] = [1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
-/// The paper's gradient, ms/KB, on 100 Mb/s Ethernet; and the line's value without distance, ms.
+/// The paper's gradient, ms/KB, over its network (Gigabit cards: 100 Mb/s alone take 8.19e-2); and the line's value
+/// without distance, ms.
 const PAPER_GRADIENT: f64 = 6.30e-2;
 const PAPER_BEGINS_MS: f64 = 0.24;
+/// The same of its directly attached device.
+const PAPER_DIRECT_GRADIENT: f64 = 3.51e-2;
+const PAPER_DIRECT_BEGINS_MS: f64 = 0.07;
+/// The rate of the narrow link.
+const LINK_BITS_PER_S: u64 = 100_000_000;
 /// The round trips for the depth rule; the load generator has 64 in flight at most.
 const DEPTH_ROUND_TRIPS_MS: [u64; 6] = [0, 1, 4, 8, 16, 32];
-/// Packets of a URB of the periodic endpoint, one each microframe, and their bytes.
+/// Packets of a URB of the periodic endpoint, one each microframe, and their bytes (the paper's).
 const PACKETS: usize = 8;
-const PACKET_BYTES: usize = 1024;
+const PACKET_BYTES: usize = 512;
 /// Between completions of the periodic endpoint.
 const INTERVAL_MS: f64 = 1.0;
 /// The mean interval between completions up to which the rule counts as kept.
 const INTERVAL_MS_MAX: f64 = 1.05 * INTERVAL_MS;
 
+/// How URBs reach their device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UrbPath {
+    /// The device is in this process.
+    Direct,
+    /// Over this round trip, in ms, and no slower than this machine.
+    Far(u64),
+    /// The same over 100 Mb/s.
+    Narrow(u64),
+}
+
+/// The execution times of URBs on a path: for each pass, `(KB, ms)`.
+struct UrbTimes {
+    path: UrbPath,
+    passes: Vec<Vec<(f64, f64)>>,
+}
+
 pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
-    let urbs = if lab.quick { 10 } else { 40 };
-    let mut lines = Vec::new();
-    for ms in ROUND_TRIPS_MS {
-        let mut client = DistantClient::client(lab, "zero", ms)?;
-        let mut points = Vec::new();
-        for bytes in SIZES {
-            let tally = client.0.run(&TransferTemplate::bulk(UsbipDirection::In, bytes), 1, LoadLimit::Urbs(urbs))?;
-            points.push((bytes as f64 / 1024.0, tally.latency_us(50.0) / 1e3));
-        }
-        lines.push((ms, points));
-    }
+    let (passes, urbs) = if lab.quick { (3, 3) } else { (8, 6) };
+    let paths = [UrbPath::Direct].into_iter();
+    let paths = paths.chain(ROUND_TRIPS_MS.map(UrbPath::Far)).chain(ROUND_TRIPS_MS.map(UrbPath::Narrow));
+    let lines = paths.map(|path| path.measured(lab, passes, urbs)).collect::<Result<Vec<_>>>()?;
     let mut depths = Vec::new();
     for ms in DEPTH_ROUND_TRIPS_MS {
         depths.push((ms, intervals(lab, ms)?));
     }
-    lab.plot(NAME, &chart(&lines).render())?;
+    lab.plot(NAME, &time_chart(&lines).render())?;
+    lab.plot("line-model", &rate_chart(&lines, true).render())?;
+    lab.plot("line-rates", &rate_chart(&lines, false).render())?;
     lab.plot("line-depth", &depth_chart(&depths).render())?;
-    let along = lines.iter().map(|(ms, points)| line_finding(*ms, points));
+    let along = lines.iter().flat_map(UrbTimes::findings);
     Ok(along.chain(depths.iter().map(|(ms, seen)| depth_finding(*ms, seen))).collect())
+}
+
+impl UrbPath {
+    fn measured(self, lab: &BenchmarkEnvironment, passes: usize, urbs: u64) -> Result<UrbTimes> {
+        let mut one_ms: Box<dyn FnMut(usize) -> Result<f64>> = match self {
+            Self::Direct => {
+                let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
+                let mut load = UsbLoad::over(LocalDevice::new(device))?;
+                Box::new(move |bytes| {
+                    let mut all = (0..urbs).map(|_| load.one(UsbipDirection::In, bytes)).collect::<Result<Vec<_>>>()?;
+                    all.sort_by(f64::total_cmp);
+                    Ok(all[all.len() / 2] / 1e3)
+                })
+            }
+            Self::Far(ms) | Self::Narrow(ms) => {
+                let mut client = DistantClient::client(lab, "zero", ms, matches!(self, Self::Narrow(_)))?;
+                Box::new(move |bytes| {
+                    let transfer = TransferTemplate::bulk(UsbipDirection::In, bytes);
+                    Ok(client.0.run(&transfer, 1, LoadLimit::Urbs(urbs))?.latency_us(50.0) / 1e3)
+                })
+            }
+        };
+        let mut pass = || SIZES.iter().map(|&bytes| Ok((bytes as f64 / 1024.0, one_ms(bytes)?))).collect();
+        Ok(UrbTimes { path: self, passes: (0..passes).map(|_| pass()).collect::<Result<_>>()? })
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Direct => "direct".into(),
+            Self::Far(ms) => format!("{ms} ms"),
+            Self::Narrow(ms) => format!("{ms} ms, 100 Mb/s"),
+        }
+    }
+
+    fn round_trip_ms(self) -> f64 {
+        match self {
+            Self::Direct => 0.0,
+            Self::Far(ms) | Self::Narrow(ms) => ms as f64,
+        }
+    }
+
+    /// The paper's execution time of a URB of so many KB.
+    fn papers_ms(self, kb: f64) -> f64 {
+        match self {
+            Self::Direct => PAPER_DIRECT_GRADIENT * kb + PAPER_DIRECT_BEGINS_MS,
+            _ => PAPER_GRADIENT * kb + self.round_trip_ms().max(PAPER_BEGINS_MS),
+        }
+    }
+}
+
+impl UrbTimes {
+    /// The median of the passes at each size.
+    fn medians(&self) -> Vec<(f64, f64)> {
+        let at = |index: usize| self.passes.iter().map(|pass| pass[index].1).collect();
+        let all = self.passes[0].iter().enumerate();
+        all.map(|(index, &(kb, _))| (kb, SampleSpread::new(at(index)).median())).collect()
+    }
+
+    /// The line of each pass, its slope and start with the paper's; and at the largest size how far the model is off.
+    fn findings(&self) -> [BenchmarkFinding; 4] {
+        let name = self.path.name();
+        let lines: Vec<(f64, f64)> = self.passes.iter().map(|pass| fitted(pass)).collect();
+        let spread = |of: &dyn Fn(usize) -> f64| SampleSpread::new((0..lines.len()).map(of).collect());
+        let last = SIZES.len() - 1;
+        let rate = |kb: f64, ms: f64| kb / 1024.0 / ms * 1e3;
+        let measured = |pass: usize| rate(self.passes[pass][last].0, self.passes[pass][last].1);
+        let modelled = |pass: usize| {
+            let kb = self.passes[pass][last].0;
+            rate(kb, lines[pass].0 * kb + lines[pass].1)
+        };
+        let finding = |what: &str, samples, unit| {
+            let quantity = MeasuredQuantity::new(samples, unit);
+            BenchmarkFinding::absolute(NAME, format!("{name}: {what}"), quantity, SpeedTarget::Context)
+        };
+        let kb = SIZES[last] as f64 / 1024.0;
+        let paper = format!("the paper's line: {:.2} MB/s", rate(kb, self.path.papers_ms(kb)));
+        let explained = explained(&self.medians());
+        [
+            finding("gradient of a URB", spread(&|pass| lines[pass].0), "ms/KB")
+                .with_detail(format!("R² {explained:.3} of the medians")),
+            finding("URB of no bytes, beyond RTT", spread(&|pass| lines[pass].1 - self.path.round_trip_ms()), "ms"),
+            finding("model at 128 KiB", spread(&modelled), "MB/s").with_detail(paper.clone()),
+            finding("measured at 128 KiB", spread(&measured), "MB/s").with_detail(paper),
+        ]
+    }
 }
 
 /// A remote device at a given distance, with its server.
 struct DistantClient(UsbipLoadClient, #[expect(dead_code, reason = "it serves until it is dropped")] PeerServer);
 
 impl DistantClient {
-    fn client(lab: &BenchmarkEnvironment, what: &str, round_trip_ms: u64) -> Result<Self> {
+    fn client(lab: &BenchmarkEnvironment, what: &str, round_trip_ms: u64, is_narrow: bool) -> Result<Self> {
         let server = lab.farbus(what)?;
-        let address = late(server.address, Duration::from_micros(round_trip_ms * 500))?;
+        let each_way = Duration::from_micros(round_trip_ms * 500);
+        let address = match is_narrow {
+            true => late_and_narrow(server.address, each_way, LINK_BITS_PER_S)?,
+            false => late(server.address, each_way)?,
+        };
         Ok(Self(UsbipLoadClient::attach(address, server.busid())?, server))
     }
 }
@@ -88,30 +199,9 @@ fn explained(points: &[(f64, f64)]) -> f64 {
     1.0 - left / all
 }
 
-fn line_finding(ms: u64, points: &[(f64, f64)]) -> BenchmarkFinding {
-    let (gradient, begins) = fitted(points);
-    let detail = format!(
-        "a = {gradient:.2e} ms/KB (the paper, over 100 Mb/s: {PAPER_GRADIENT:.2e}), it begins at {begins:.2} ms (the paper, at no distance: \
-         {PAPER_BEGINS_MS}), R² {:.3}; {} {:.2} ms, {} {:.2} ms",
-        explained(points),
-        size(SIZES[0]),
-        points[0].1,
-        size(SIZES[SIZES.len() - 1]),
-        points[points.len() - 1].1,
-    );
-    let beyond = MeasuredQuantity::new(SampleSpread::once(begins - ms as f64), "ms");
-    BenchmarkFinding::absolute(
-        NAME,
-        format!("a URB at {ms} ms: where its line begins, beyond RTT"),
-        beyond,
-        SpeedTarget::Context,
-    )
-    .with_detail(detail)
-}
-
 /// Mean intervals between completions, at depths from one to some beyond the rule.
 fn intervals(lab: &BenchmarkEnvironment, ms: u64) -> Result<Vec<(usize, f64)>> {
-    let mut client = DistantClient::client(lab, "zero", ms)?;
+    let mut client = DistantClient::client(lab, "zero", ms, false)?;
     let transfer = TransferTemplate::isochronous(PACKETS, PACKET_BYTES);
     let last = ruled(ms) + 6;
     let all: Vec<usize> =
@@ -168,26 +258,51 @@ fn depth_finding(ms: u64, seen: &[(usize, f64)]) -> BenchmarkFinding {
         .with_detail(detail)
 }
 
-fn chart(lines: &[(u64, Vec<(f64, f64)>)]) -> LineChart {
-    let seen = lines.iter().map(|(ms, points)| ChartLine { name: format!("{ms} ms"), points: points.clone() });
-    let model = |ms: f64| ChartLine {
-        name: format!("paper, {ms} ms"),
-        points: SIZES.iter().map(|&bytes| bytes as f64 / 1024.0).map(|kb| (kb, PAPER_GRADIENT * kb + ms)).collect(),
+/// Figure 9: the lines of a run, with the paper's.
+fn time_chart(lines: &[UrbTimes]) -> LineChart {
+    let panel = |up: &str, wanted: fn(UrbPath) -> bool| {
+        let chosen = || lines.iter().filter(move |line| wanted(line.path));
+        let ours = chosen().map(|line| ChartLine { name: line.path.name(), points: line.medians() });
+        let papers = chosen().map(|line| ChartLine {
+            name: format!("paper, {}", line.path.name().trim_end_matches(", 100 Mb/s")),
+            points: SIZES.map(|bytes| bytes as f64 / 1024.0).map(|kb| (kb, line.path.papers_ms(kb))).into(),
+        });
+        ChartPanel { up: up.into(), is_logarithmic: true, lines: ours.chain(papers).collect() }
     };
-    let rate = |&(kb, ms): &(f64, f64)| (kb, kb / 1024.0 / ms * 1e3);
-    let rates = lines
-        .iter()
-        .map(|(ms, points)| ChartLine { name: format!("{ms} ms"), points: points.iter().map(rate).collect() });
     LineChart {
-        title: "A URB of s KB over RTT: a s + RTT (2005 paper, Figures 9 to 11)".into(),
+        title: "Execution time of a URB of s KB over RTT: a s + RTT (2005 paper, Figure 9)".into(),
         across: "KB".into(),
         panels: vec![
-            ChartPanel {
-                up: "ms; the paper's a is 100 Mb/s".into(),
-                is_logarithmic: true,
-                lines: seen.chain([model(PAPER_BEGINS_MS), model(10.0)]).collect(),
-            },
-            ChartPanel { up: "MB/s".into(), is_logarithmic: true, lines: rates.collect() },
+            panel("ms, direct and over RTT", |path| !matches!(path, UrbPath::Narrow(_))),
+            panel("ms, over RTT and 100 Mb/s", |path| matches!(path, UrbPath::Narrow(_))),
+        ],
+    }
+}
+
+/// Figures 10 and 11: throughput by the model, or as measured, with the paper's model.
+fn rate_chart(lines: &[UrbTimes], is_model: bool) -> LineChart {
+    let rate = |kb: f64, ms: f64| (kb, kb / 1024.0 / ms * 1e3);
+    let ours = |line: &UrbTimes| {
+        let (gradient, begins) = fitted(&line.medians());
+        let points = line.medians();
+        points.into_iter().map(|(kb, ms)| rate(kb, if is_model { gradient * kb + begins } else { ms })).collect()
+    };
+    let panel = |up: &str, wanted: fn(UrbPath) -> bool| {
+        let chosen = || lines.iter().filter(move |line| wanted(line.path));
+        let papers = chosen().map(|line| ChartLine {
+            name: format!("paper, {}", line.path.name().trim_end_matches(", 100 Mb/s")),
+            points: SIZES.map(|bytes| bytes as f64 / 1024.0).map(|kb| rate(kb, line.path.papers_ms(kb))).into(),
+        });
+        let ours = chosen().map(|line| ChartLine { name: line.path.name(), points: ours(line) });
+        ChartPanel { up: up.into(), is_logarithmic: true, lines: ours.chain(papers).collect() }
+    };
+    let title = if is_model { "from the model (2005 paper, Figure 10)" } else { "as measured (2005 paper, Figure 11)" };
+    LineChart {
+        title: format!("Throughput of one URB at a time {title}"),
+        across: "KB".into(),
+        panels: vec![
+            panel("MB/s, over RTT", |path| matches!(path, UrbPath::Far(_))),
+            panel("MB/s, over RTT and 100 Mb/s", |path| matches!(path, UrbPath::Narrow(_))),
         ],
     }
 }
@@ -215,6 +330,19 @@ mod tests {
         assert!((gradient - 0.25).abs() < 1e-9 && (begins - 0.5).abs() < 1e-9 && explained(&points) > 0.999);
         assert_eq!((ruled(0), ruled(8), ruled(32)), (2, 10, 34));
         assert_eq!((least(&[(1, 2.0), (2, 1.01), (3, 1.0)]), least(&[(1, 2.0)])), (Some(2), None));
+    }
+
+    #[test]
+    fn papers_line_is_drawn_for_every_round_trip_and_100_megabits_are_slower_than_it() {
+        let lines: Vec<UrbTimes> = [UrbPath::Direct, UrbPath::Far(0), UrbPath::Far(10), UrbPath::Narrow(10)]
+            .map(|path| UrbTimes { path, passes: vec![vec![(1.0, 1.0), (128.0, 9.0)]; 2] })
+            .into();
+        let svg = time_chart(&lines).render();
+        assert!(svg.matches("<polyline").count() == 8 && svg.contains("paper, direct") && svg.contains("paper, 10 ms"));
+        assert_eq!(rate_chart(&lines, true).render().matches("<polyline").count(), 6);
+        // A kilobyte takes 0.082 ms of 100 Mb/s, so the paper's network was faster than that.
+        assert!(1024.0 * 8.0 / LINK_BITS_PER_S as f64 * 1e3 > PAPER_GRADIENT);
+        assert_eq!(UrbPath::Far(10).papers_ms(0.0), 10.0);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod encrypted;
 mod files;
 pub mod hosts;
 mod hot_swap;
+mod isochrony;
 mod journey;
 mod line;
 mod links;
@@ -30,6 +31,7 @@ mod pipes;
 mod program;
 mod realtime;
 mod round_trip;
+mod sealed;
 mod stages;
 pub mod storage;
 mod survey;
@@ -50,7 +52,7 @@ pub struct Benchmark {
     pub run: fn(&BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>>,
 }
 
-pub const ALL: [Benchmark; 34] = [
+pub const ALL: [Benchmark; 36] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -212,6 +214,18 @@ pub const ALL: [Benchmark; 34] = [
         target: "none: a URB over 0 to 100 ms takes a s + RTT; a queue of q > RTT/x + 1 keeps an isochronous endpoint busy (2005 paper, Figures 9 to 11 and 13)",
         by_default: false,
         run: line::run,
+    },
+    Benchmark {
+        name: isochrony::NAME,
+        target: "completions of a far isochronous endpoint: deviation at most 10 us, or 1.5 of a bare timer thread's (2005 paper, Figures 12, 14, 15)",
+        by_default: false,
+        run: isochrony::run,
+    },
+    Benchmark {
+        name: sealed::NAME,
+        target: "none: a disk's requests of 128 KiB in order, plain and over TLS: MB/s and CPU a GB (2005 paper, Figures 23 and 24)",
+        by_default: false,
+        run: sealed::run,
     },
     Benchmark {
         name: device::NAME,

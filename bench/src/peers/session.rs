@@ -453,6 +453,18 @@ impl<P: HostPort> UsbLoad<P> {
         depth: usize,
         limit: Duration,
     ) -> Result<IsochronousResult> {
+        self.stream_seen(packets, packet_bytes, depth, limit, |_| ())
+    }
+
+    /// The same; `seen` gets the moment of each completion.
+    pub fn stream_seen(
+        &mut self,
+        packets: usize,
+        packet_bytes: usize,
+        depth: usize,
+        limit: Duration,
+        mut seen_at: impl FnMut(Instant),
+    ) -> Result<IsochronousResult> {
         // The setting that has the isochronous endpoints.
         self.port.submit(Urb::control(UrbId(0), SetupPacket::set_interface(0, 1), Payload::Empty));
         self.port.wait(None)?.context("the device did not answer")?;
@@ -474,6 +486,7 @@ impl<P: HostPort> UsbLoad<P> {
             }
             let done = self.port.wait(None)?.context("nothing was answered")?;
             in_flight -= 1;
+            seen_at(Instant::now());
             ensure!(done.status == UrbStatus::Ok, "a transfer ended so: {done:?}");
             let first = *first.get_or_insert_with(Instant::now);
             seen.seconds = first.elapsed().as_secs_f64();

@@ -8,7 +8,7 @@ use super::other_program::{self, AnyWordParser};
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 34] = [
+pub const NAMES: [&str; 36] = [
     "round-trip",
     "syscalls",
     "program",
@@ -36,6 +36,8 @@ pub const NAMES: [&str; 34] = [
     "realtime",
     "pipes",
     "line",
+    "isochrony",
+    "sealed",
     "device",
     "links",
     "survey",
@@ -73,27 +75,11 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), CommandFailure> {
     let ours = other_program::ours()?;
     let mut words = Vec::new();
-    if !says_which(&args.words) {
+    if !other_program::names_farbus(&args.words) {
         // Measure the farbus that was called.
         words.extend(["--farbus".into(), ours.clone().into_os_string()]);
     }
     words.extend(args.words);
     let how_to_get = "build it from farbus's sources: cargo install --path bench";
     Err(CommandFailure::local(other_program::become_program(PROGRAM, &ours, &words, how_to_get)))
-}
-
-fn says_which(words: &[OsString]) -> bool {
-    words.iter().filter_map(|word| word.to_str()).any(|word| word == "--farbus" || word.starts_with("--farbus="))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn farbus_bench_measures_this_farbus_unless_another_is_named() {
-        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert!(!says_which(&words("modules --plots .")));
-        assert!(says_which(&words("modules --farbus /usr/bin/farbus")) && says_which(&words("--farbus=./farbus deep")));
-    }
 }

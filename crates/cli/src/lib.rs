@@ -47,6 +47,7 @@ mod other_program;
 mod output;
 mod owner;
 mod page;
+pub mod papers;
 mod pipe;
 mod plan;
 mod release;
@@ -150,6 +151,7 @@ enum FarbusCommand {
     Plan(plan::Args),
     Topology(topology::Args),
     Bench(bench::Args),
+    Papers(papers::Args),
     Conform(conform::Args),
     Id(trust::IdArgs),
     Pair(trust::PairArgs),
@@ -299,6 +301,7 @@ fn carry_out(verb: FarbusCommand) -> Result<(), CommandFailure> {
         FarbusCommand::Plan(args) => plan::run(&args),
         FarbusCommand::Topology(args) => topology::run(&args),
         FarbusCommand::Bench(args) => bench::run(args),
+        FarbusCommand::Papers(args) => papers::run(args),
         FarbusCommand::Conform(args) => conform::run(&args),
         FarbusCommand::Id(args) => trust::id(&args),
         FarbusCommand::Pair(args) => trust::pair(&args),

@@ -51,6 +51,17 @@ pub fn become_program(name: &str, ours: &Path, words: &[OsString], how_to_get: &
     }
 }
 
+/// Whether these words of another program's command line say which farbus it is to use.
+pub fn names_farbus(words: &[OsString]) -> bool {
+    words.iter().filter_map(|word| word.to_str()).any(|word| word == "--farbus" || word.starts_with("--farbus="))
+}
+
+/// Whether [`become_program`] finds a program of this name.
+pub fn is_there(name: &str, ours: &Path) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    beside(ours, name).is_some() || std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
 fn beside(ours: &Path, name: &str) -> Option<PathBuf> {
     Some(ours.with_file_name(name)).filter(|path| path.is_file())
 }
@@ -58,6 +69,15 @@ fn beside(ours: &Path, name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_farbus_can_be_named_in_either_form() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(!names_farbus(&words("modules --plots .")));
+        assert!(
+            names_farbus(&words("modules --farbus /usr/bin/farbus")) && names_farbus(&words("--farbus=./farbus deep"))
+        );
+    }
 
     #[test]
     fn program_that_is_not_beside_farbus_is_looked_for_by_its_name() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Packages of the workspace that are no part of the product.
-const APART: [&str; 3] = ["farbus-rig", "farbus-bench", "xtask"];
+const APART: [&str; 4] = ["farbus-rig", "farbus-bench", "farbus-papers", "xtask"];
 
 /// Makes `NAME-VERSION.crate` of each crate in a folder within `work`, and returns them.
 ///

@@ -62,11 +62,11 @@ const SCENARIOS: [CanScenario; 3] = [
         channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (In, 2751.3), (In, 2751.3)],
     },
     CanScenario {
-        name: "Figures 15 and 16, two out at 2,752",
+        name: "Figures 15 and 16, two out at 3,073",
         plot: "pipes-out",
         adapter: "traffic=10/20x/30/0/0",
         rates: [500_000, 250_000, 500_000, 500_000, 500_000],
-        channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (Out, 2752.0), (Out, 2752.0)],
+        channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (Out, 3073.0), (Out, 3073.0)],
     },
 ];
 

@@ -98,6 +98,7 @@ mod page_remote;
 mod page_remote_attacks;
 mod page_schema;
 mod page_tokens;
+mod papers;
 mod phone;
 mod pipe;
 mod processes;

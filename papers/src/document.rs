@@ -1,0 +1,131 @@
+//! Items for a terminal, and the page of the documentation that lists them.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::{
+    items::{ItemSource, PaperItem},
+    run::{ItemOutcome, OutcomeState},
+};
+
+/// An item without results.
+pub fn listed(item: &PaperItem) -> Value {
+    json!({
+        "paper": item.paper,
+        "item": item.number,
+        "title": item.title,
+        "evidence": item.evidence.label(),
+        "paper_says": item.says,
+        "why_it_differs": item.why,
+        "by": by(item),
+    })
+}
+
+/// What runs it, in a word or two.
+fn by(item: &PaperItem) -> String {
+    match &item.source {
+        ItemSource::Benchmarks(parts) => {
+            let names: Vec<_> = parts.iter().map(|part| part.name).collect();
+            format!("bench {}", names.join(", "))
+        }
+        ItemSource::Command { runs, .. } => runs[0].split(' ').take(2).collect::<Vec<_>>().join(" "),
+        ItemSource::Function(_) => "itself".into(),
+        ItemSource::Needs(_) => "–".into(),
+    }
+}
+
+pub fn for_terminal(outcome: &ItemOutcome) -> String {
+    let item = outcome.item;
+    let mut text = String::new();
+    let _ = writeln!(text, "{}: {} ({})", item.name(), item.title, item.evidence.label());
+    let _ = writeln!(text, "  paper: {}", item.says);
+    match &outcome.state {
+        OutcomeState::Failed(why) => {
+            let _ = writeln!(text, "  could not be run: {why}");
+        }
+        OutcomeState::Needs(what) => {
+            let _ = writeln!(text, "  needs {what}");
+        }
+        OutcomeState::Ran(result) => {
+            let cells: Vec<[String; 4]> = result
+                .rows
+                .iter()
+                .map(|row| {
+                    let verdict = if row.is_missed { "MISSED, " } else { "" };
+                    let bound = if row.bound.is_empty() { String::new() } else { format!("{verdict}{}", row.bound) };
+                    let paper = if row.paper.is_empty() { String::new() } else { format!("paper {}", row.paper) };
+                    [row.what.clone(), format!("{} ({})", row.shown(), row.certainty()), paper, bound]
+                })
+                .collect();
+            let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            let (first, second, third) = (width(0), width(1), width(2));
+            for [what, ours, paper, bound] in &cells {
+                let line = format!("  {what:<first$}  {ours:<second$}  {paper:<third$}  {bound}");
+                let _ = writeln!(text, "{}", line.trim_end());
+            }
+        }
+    }
+    for name in &outcome.left_out {
+        let _ = writeln!(text, "  not run because it takes minutes: farbus bench {name}");
+    }
+    let _ = writeln!(text, "  why: {}\n", item.why);
+    text
+}
+
+/// How many items ran, in a line.
+pub fn summary(outcomes: &[ItemOutcome]) -> String {
+    let count = |wanted: fn(&ItemOutcome) -> bool| outcomes.iter().filter(|outcome| wanted(outcome)).count();
+    format!(
+        "{} items: {} ran ({} of them beyond a bound), {} could not be run, {} need the rig",
+        outcomes.len(),
+        count(|outcome| matches!(outcome.state, OutcomeState::Ran(_))),
+        count(ItemOutcome::is_missed),
+        count(|outcome| outcome.failure().is_some()),
+        count(|outcome| matches!(outcome.state, OutcomeState::Needs(_))),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::items::{self, PAPERS};
+
+    /// `docs/papers.md`, which a test compares with this.
+    fn page() -> String {
+        let mut text = String::from(
+            "# The papers\n\n<!-- Made by `FARBUS_BLESS=1 cargo test -p farbus-papers`; do not edit. -->\n\n\
+             `farbus papers --report papers.html` runs these with farbus and draws them beside the papers' digits; \
+             `farbus papers 2005 figure-9` runs one.\n\n\
+             | paper | item | shows | how | by |\n|---|---|---|---|---|\n",
+        );
+        for item in items::all() {
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {} |",
+                item.paper,
+                item.number,
+                item.title,
+                item.evidence.label(),
+                by(item)
+            );
+        }
+        text.push('\n');
+        for (year, title) in PAPERS {
+            let _ = writeln!(text, "- {year}: {title}");
+        }
+        text
+    }
+
+    /// Where the page stands.
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/papers.md");
+
+    #[test]
+    fn page_of_the_documentation_is_current() {
+        if std::env::var_os("FARBUS_BLESS").is_some() {
+            std::fs::write(PAGE, page()).expect("written");
+        }
+        let stands = std::fs::read_to_string(PAGE).unwrap_or_default();
+        assert!(stands == page(), "docs/papers.md is old: FARBUS_BLESS=1 cargo test -p farbus-papers");
+    }
+}
