@@ -2,38 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Value, json};
-
-use crate::{
-    items::{ItemSource, PaperItem},
-    run::{ItemOutcome, OutcomeState},
-};
-
-/// An item without results.
-pub fn listed(item: &PaperItem) -> Value {
-    json!({
-        "paper": item.paper,
-        "item": item.number,
-        "title": item.title,
-        "evidence": item.evidence.label(),
-        "paper_says": item.says,
-        "why_it_differs": item.why,
-        "by": by(item),
-    })
-}
-
-/// What runs it, in a word or two.
-fn by(item: &PaperItem) -> String {
-    match &item.source {
-        ItemSource::Benchmarks(parts) => {
-            let names: Vec<_> = parts.iter().map(|part| part.name).collect();
-            format!("bench {}", names.join(", "))
-        }
-        ItemSource::Command { runs, .. } => runs[0].split(' ').take(2).collect::<Vec<_>>().join(" "),
-        ItemSource::Function(_) => "itself".into(),
-        ItemSource::Needs(_) => "–".into(),
-    }
-}
+use crate::run::{ItemOutcome, OutcomeState};
 
 pub fn for_terminal(outcome: &ItemOutcome) -> String {
     let item = outcome.item;
@@ -97,18 +66,10 @@ mod tests {
             "# The papers\n\n<!-- Made by `FARBUS_BLESS=1 cargo test -p farbus-papers`; do not edit. -->\n\n\
              `farbus papers --report papers.html` runs these with farbus and draws them beside the papers' digits; \
              `farbus papers 2005 figure-9` runs one.\n\n\
-             | paper | item | shows | how | by |\n|---|---|---|---|---|\n",
+             | item | shows | how |\n|---|---|---|\n",
         );
         for item in items::all() {
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {} | {} |",
-                item.paper,
-                item.number,
-                item.title,
-                item.evidence.label(),
-                by(item)
-            );
+            let _ = writeln!(text, "| {} | {} | {}: {} |", item.name(), item.title, item.evidence.label(), item.by());
         }
         text.push('\n');
         for (year, title) in PAPERS {

@@ -124,15 +124,19 @@ fn push_row(page: &mut String, row: &ItemRow) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{items, result::ItemResult};
+    use crate::{
+        item::{ItemEvidence, PaperItem},
+        items,
+        result::ItemResult,
+    };
 
     #[test]
     fn page_has_each_item_in_index_and_text_and_needs_no_other_file() {
         let row = ItemRow::spread("a < b", vec![1.0, 2.0], "ms", "3").at_most(1.0);
         let result = ItemResult { rows: vec![row], charts: vec!["<svg></svg>".into()] };
-        let state = |item: &'static items::PaperItem| match item.evidence {
-            items::ItemEvidence::Rig => OutcomeState::Needs("a kernel"),
-            items::ItemEvidence::Computed => OutcomeState::Failed("no farbus".into()),
+        let state = |item: &'static PaperItem| match item.evidence {
+            ItemEvidence::Rig => OutcomeState::Needs("a kernel"),
+            ItemEvidence::Computed => OutcomeState::Failed("no farbus".into()),
             _ => OutcomeState::Ran(result.clone()),
         };
         let outcomes: Vec<_> = items::all()

@@ -8,6 +8,7 @@
 
 mod document;
 mod html;
+mod item;
 mod items;
 mod misconfigured;
 mod plans;
@@ -27,7 +28,8 @@ use farbus_bench::MeasurementPlan;
 use serde_json::json;
 
 use crate::{
-    items::{PAPERS, PaperItem},
+    item::PaperItem,
+    items::PAPERS,
     run::{ItemOutcome, ItemRunner},
 };
 
@@ -141,7 +143,7 @@ impl PapersCommandLine {
 
     fn print_list(&self, chosen: &[&'static PaperItem]) -> Result<()> {
         if self.json {
-            let items: Vec<_> = chosen.iter().map(|item| document::listed(item)).collect();
+            let items: Vec<_> = chosen.iter().map(|item| item.json()).collect();
             println!("{}", serde_json::to_string_pretty(&items)?);
             return Ok(());
         }

@@ -21,11 +21,10 @@ const BESIDE_A_RING: &[(u32, u32)] = &[(0, 1), (1, 2), (2, 0), (0, 3)];
 /// What a host waits for before it acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BringUpOrder {
-    /// Nothing.
     Free,
     /// As the paper prints it: a leader enables its port at once.
     Printed,
-    /// farbus's.
+    /// As farbus plans it: a leader waits for the hosts that lend it their ports.
     Planned,
 }
 

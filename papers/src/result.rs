@@ -3,10 +3,25 @@
 use farbus_bench::{BenchmarkFinding, SpeedTarget, figure};
 use serde_json::{Value, json};
 
-use crate::items::{BenchmarkRows, RowColumn};
-
 /// Samples from which on an interval for the median is given; fewer have a range.
 const SAMPLES_MIN: usize = 6;
+
+/// Rows of a benchmark that belong to an item.
+pub struct BenchmarkRows {
+    /// What the rows begin with; at least one row does.
+    pub begin: &'static str,
+    pub column: RowColumn,
+    /// The paper's value for these rows; empty if it has none.
+    pub paper: &'static str,
+}
+
+/// Which value of a benchmark's row the paper has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowColumn {
+    Value,
+    /// The value as a share of what it is compared with.
+    Share,
+}
 
 /// Rows and charts of an item.
 #[derive(Clone, Debug, Default)]

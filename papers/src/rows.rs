@@ -25,7 +25,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        items::{self, ItemEvidence, ItemSource},
+        item::{ItemEvidence, ItemSource, PaperItem},
+        items,
         run::{ItemRunner, OutcomeState},
     };
 
@@ -58,7 +59,7 @@ mod tests {
     #[test]
     fn computed_items_have_the_rows_of_the_list() {
         let mut runner = ItemRunner::new(MeasurementPlan { farbus: "/nowhere".into(), quick: true });
-        let is_computed = |item: &&items::PaperItem| {
+        let is_computed = |item: &&PaperItem| {
             item.evidence == ItemEvidence::Computed && matches!(item.source, ItemSource::Function(_))
         };
         let outcomes: Vec<_> = items::all().into_iter().filter(is_computed).map(|item| runner.run(item)).collect();

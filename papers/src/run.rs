@@ -7,7 +7,7 @@ use farbus_bench::{Measurement, MeasurementPlan};
 use serde_json::{Value, json};
 
 use crate::{
-    items::{BenchmarkPart, ItemSource, PaperItem},
+    item::{BenchmarkPart, ItemSource, PaperItem},
     result::{ItemResult, ItemRow},
 };
 
@@ -139,7 +139,7 @@ impl ItemOutcome {
     }
 
     pub fn json(&self) -> Value {
-        let mut object = crate::document::listed(self.item);
+        let mut object = self.item.json();
         object["status"] = json!(self.status());
         object["rows"] = json!(self.rows().iter().map(ItemRow::json).collect::<Vec<_>>());
         object["left_out"] = json!(self.left_out);

@@ -1,5 +1,5 @@
-//! When the URBs of a far isochronous endpoint complete (2005 paper on USB/IP, Figures 12, 14 and 15): a URB is 8 packets
-//! of 512 bytes, one each microframe, so one completes each millisecond; the distance is a relay that lets each byte
+//! When the URBs of a far isochronous endpoint complete (2005 paper on USB/IP, Figures 12, 14 and 15): a URB is 8
+//! packets of 512 bytes, one each microframe, so one completes each millisecond; the distance is a relay that lets each byte
 //! wait.
 //!
 //! All threads of both ends run with `SCHED_FIFO` at the priority for which `farbus doctor` asks (`LimitRTPRIO=50`), if
@@ -120,7 +120,7 @@ fn bare(wakes: u64) -> CompletionIntervals {
     CompletionIntervals::between(&woke, 0)
 }
 
-/// The same endpoint in this process.
+/// Such an endpoint of a device in this process.
 fn direct(urbs: u64) -> Result<CompletionIntervals> {
     let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
     let mut load = UsbLoad::over(LocalDevice::new(device))?;

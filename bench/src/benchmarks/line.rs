@@ -31,7 +31,7 @@ const SIZES: [usize; 6] = [1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 <
 /// without distance, ms.
 const PAPER_GRADIENT: f64 = 6.30e-2;
 const PAPER_BEGINS_MS: f64 = 0.24;
-/// The same of its directly attached device.
+/// Gradient and value at 0 of its directly attached device.
 const PAPER_DIRECT_GRADIENT: f64 = 3.51e-2;
 const PAPER_DIRECT_BEGINS_MS: f64 = 0.07;
 /// The rate of the narrow link.
@@ -53,7 +53,7 @@ enum UrbPath {
     Direct,
     /// Over this round trip, in ms, and no slower than this machine.
     Far(u64),
-    /// The same over 100 Mb/s.
+    /// Over this round trip, in ms, and 100 Mb/s.
     Narrow(u64),
 }
 

@@ -456,7 +456,7 @@ impl<P: HostPort> UsbLoad<P> {
         self.stream_seen(packets, packet_bytes, depth, limit, |_| ())
     }
 
-    /// The same; `seen` gets the moment of each completion.
+    /// Like [`UsbLoad::stream`]; `seen_at` gets the moment of each completion.
     pub fn stream_seen(
         &mut self,
         packets: usize,

@@ -1,6 +1,6 @@
 //! C. Taylor and J. Pasquale, "Performance Aspects of Data Transfer in a New Networked I/O Architecture" (2013).
 
-use super::{ItemEvidence, ItemSource, PaperItem, part, value};
+use crate::item::{ItemEvidence, ItemSource, PaperItem, part, value};
 
 pub const ITEMS: &[PaperItem] = &[PaperItem {
     paper: 2013,

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{ItemEvidence, ItemSource, PaperItem, part, value};
+use crate::item::{ItemEvidence, ItemSource, PaperItem, part, value};
 use crate::result::{ItemResult, ItemRow};
 
 /// Table 1 of the paper: payload, and KB/s at most.

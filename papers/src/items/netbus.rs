@@ -1,6 +1,6 @@
 //! S. Kumar and K. Schwan, "Netbus: A Transparent Mechanism for Remote Device Access in Virtualized Systems" (2007).
 
-use super::{ItemEvidence, ItemSource, PaperItem, part, share, value};
+use crate::item::{ItemEvidence, ItemSource, PaperItem, part, share, value};
 
 /// A disk or camera here: our devices are files, memory and gadgets, theirs were disks and a webcam.
 const FASTER_NETWORK: &str = "The paper's disks write at tens of MB/s over Gigabit Ethernet between Xen guests; here \

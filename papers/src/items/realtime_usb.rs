@@ -1,10 +1,10 @@
 //! R. West, A. Golchin and A. Njavro, "Real-Time USB Networking and Device I/O" (ACM TECS 22, 4, 2023).
 
-use super::{BenchmarkPart, ItemEvidence, ItemSource, PaperItem, part, value};
-use crate::{misconfigured, plans, simulated};
+use crate::item::{BenchmarkPart, ItemEvidence, ItemSource, PaperItem, part, value};
+use crate::{misconfigured, plans, result::BenchmarkRows, simulated};
 
 /// Pipes on this machine: six minutes, as root.
-const fn tuned_pipes(rows: &'static [super::BenchmarkRows], charts: &'static [&'static str]) -> BenchmarkPart {
+const fn tuned_pipes(rows: &'static [BenchmarkRows], charts: &'static [&'static str]) -> BenchmarkPart {
     BenchmarkPart { name: "pipes", rows, charts, is_long: true }
 }
 

@@ -1,7 +1,7 @@
 //! T. Hirofuchi, E. Kawai, K. Fujikawa and H. Sunahara, "USB/IP – a Peripheral Bus Extension for Device Sharing over IP
 //! Network" (USENIX 2005).
 
-use super::{ItemEvidence, ItemSource, PaperItem, part, value};
+use crate::item::{ItemEvidence, ItemSource, PaperItem, part, value};
 
 /// Why the lines of Figures 9 to 11 differ.
 const FASTER_MACHINE: &str = "One machine and a relay that delays: no card and no cable take time, so our line is as \
