@@ -57,7 +57,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let mut control = source_sink(server.address)?;
     let sink = UdpSocket::bind((HERE, 0))?;
     let port = sink.local_addr()?.port();
-    let span = if lab.quick { Duration::from_secs(1) } else { Duration::from_secs(4) };
+    let span = if lab.quick { Duration::from_millis(500) } else { Duration::from_secs(4) };
     let mut seen = Vec::new();
     for percent in LOADS_PERCENT {
         let bytes_per_second = u64::from(LINK_MBIT) * 1_000_000 / 8 * u64::from(percent) / 100;

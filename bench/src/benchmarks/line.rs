@@ -94,10 +94,7 @@ impl UrbPath {
             }
             Self::Far(ms) | Self::Narrow(ms) => {
                 let mut client = DistantClient::client(lab, "zero", ms, matches!(self, Self::Narrow(_)))?;
-                Box::new(move |bytes| {
-                    let transfer = TransferTemplate::bulk(UsbipDirection::In, bytes);
-                    Ok(client.0.run(&transfer, 1, LoadLimit::Urbs(urbs))?.latency_us(50.0) / 1e3)
-                })
+                Box::new(move |bytes| client.one_ms(bytes, urbs))
             }
         };
         let mut pass = || SIZES.iter().map(|&bytes| Ok((bytes as f64 / 1024.0, one_ms(bytes)?))).collect();
@@ -177,6 +174,14 @@ impl DistantClient {
             false => late(server.address, each_way)?,
         };
         Ok(Self(UsbipLoadClient::attach(address, server.busid())?, server))
+    }
+}
+
+impl DistantClient {
+    /// The median time of a URB, one at a time.
+    fn one_ms(&mut self, bytes: usize, urbs: u64) -> Result<f64> {
+        let transfer = TransferTemplate::bulk(UsbipDirection::In, bytes);
+        Ok(self.0.run(&transfer, 1, LoadLimit::Urbs(urbs))?.latency_us(50.0) / 1e3)
     }
 }
 
@@ -330,6 +335,15 @@ mod tests {
         assert!((gradient - 0.25).abs() < 1e-9 && (begins - 0.5).abs() < 1e-9 && explained(&points) > 0.999);
         assert_eq!((ruled(0), ruled(8), ruled(32)), (2, 10, 34));
         assert_eq!((least(&[(1, 2.0), (2, 1.01), (3, 1.0)]), least(&[(1, 2.0)])), (Some(2), None));
+    }
+
+    #[test]
+    fn far_urbs_have_a_line_at_either_rate() {
+        let Some(lab) = BenchmarkEnvironment::for_test() else { return };
+        for path in [UrbPath::Direct, UrbPath::Far(1), UrbPath::Narrow(1)] {
+            let found = path.measured(&lab, 2, 2).expect("URBs complete").findings();
+            assert!(found.iter().all(|finding| finding.ours.spread.samples.len() == 2), "{path:?}");
+        }
     }
 
     #[test]
