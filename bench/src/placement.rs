@@ -5,7 +5,7 @@
 //! the scheduler moves both sides of a comparison alike; interleaved samples let that average out.
 //! Pinning makes quieter figures to look for causes with.
 
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -44,4 +44,34 @@ impl CpuPlacement {
         cpus.set(cpu);
         Ok(sched_setaffinity(None, &cpus)?)
     }
+}
+
+/// `SCHED_FIFO` for all threads of this process, at the priority for which `farbus doctor` asks (`LimitRTPRIO=50`),
+/// until it is dropped; threads and processes that start meanwhile have it, too.
+pub struct RealtimePriority {
+    /// Whether this user may have it.
+    pub is_granted: bool,
+}
+
+impl RealtimePriority {
+    pub fn take() -> Self {
+        Self { is_granted: Self::give(std::process::id()) }
+    }
+
+    /// Gives it to all threads of a process; whether that was permitted.
+    pub fn give(pid: u32) -> bool {
+        chrt(&["-a", "-f", "-p", "50", &pid.to_string()])
+    }
+}
+
+impl Drop for RealtimePriority {
+    fn drop(&mut self) {
+        chrt(&["-a", "-o", "-p", "0", &std::process::id().to_string()]);
+    }
+}
+
+fn chrt(words: &[&str]) -> bool {
+    let mut command = Command::new("chrt");
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }

@@ -93,7 +93,7 @@ pub fn figure_5(plans: &[Value]) -> Result<ItemResult> {
 }
 
 pub fn algorithm_1(plans: &[Value]) -> Result<ItemResult> {
-    let paper = ["all 4", "all 4", "fewer than 4"];
+    let paper = ["all 4", "all 4", "2, i1 and i4"];
     let mut rows = Vec::new();
     for (at, (plan, paper)) in plans.iter().zip(paper).enumerate() {
         let count = |names: &[&str]| -> Result<usize> {

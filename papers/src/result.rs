@@ -96,9 +96,16 @@ impl ItemRow {
             let theirs = (figure(quantity.spread.median()), quantity.unit);
             detail = format!("{} {} of {name} {} {}", ours.0, ours.1, theirs.0, theirs.1);
         }
+        // A row with something to compare with is held by its share of that.
+        let of = |limit: f64| match beside {
+            None => figure(limit),
+            Some((name, quantity)) => {
+                format!("{} of {name}, {} {}", figure(limit), figure(quantity.spread.median()), quantity.unit)
+            }
+        };
         let bound = match finding.target {
-            SpeedTarget::AtLeast(least) => format!("at least {}", figure(least)),
-            SpeedTarget::AtMost(most) => format!("at most {}", figure(most)),
+            SpeedTarget::AtLeast(least) => format!("at least {}", of(least)),
+            SpeedTarget::AtMost(most) => format!("at most {}", of(most)),
             SpeedTarget::Context => String::new(),
         };
         let is_missed = finding.missed();
@@ -130,6 +137,9 @@ impl ItemRow {
 
     /// The value with its unit.
     pub fn shown(&self) -> String {
+        if self.median().is_nan() {
+            return "none".into();
+        }
         format!("{} {}", digits(self.median()), self.unit).trim_end().to_owned()
     }
 

@@ -49,7 +49,7 @@ pub fn table_4(is_quick: bool) -> Result<ItemResult> {
 fn chart<const N: usize>(title: &str, up: &str, names: [&str; N], lines: [Vec<(f64, f64)>; N]) -> String {
     let lines = names.into_iter().zip(lines).map(|(name, points)| ChartLine { name: name.into(), points });
     let panel = ChartPanel { up: up.into(), is_logarithmic: false, lines: lines.collect() };
-    LineChart { title: title.into(), across: "scenario".into(), panels: vec![panel] }.render()
+    LineChart { title: title.into(), across: "scenario".into(), panels: vec![panel] }.render_close()
 }
 
 pub fn table_6(is_quick: bool) -> Result<ItemResult> {
@@ -117,6 +117,26 @@ pub fn table_9(is_quick: bool) -> Result<ItemResult> {
     let names = ["Quest", "Linux, median", "paper, Linux"];
     let charts = vec![chart("Overruns of the USB-CAN buffer, in simulation (Table 9)", "overruns", names, lines)];
     Ok(ItemResult { rows, charts })
+}
+
+pub fn figure_12(is_quick: bool) -> Result<ItemResult> {
+    let seeds = if is_quick { 1..=6 } else { 1..=40 };
+    let mut rows = Vec::new();
+    let mut lines = [Vec::new(), Vec::new()];
+    for (at, scenario) in OVERRUNS.iter().enumerate().filter(|(_, scenario)| scenario.cpu_bound > 0) {
+        let linux = if scenario.readers > 0 { "ahead" } else { "behind" };
+        let kernels = [(SimulatedKernel::Quest, "close"), (SimulatedKernel::Linux, linux)];
+        for (line, (kernel, paper)) in lines.iter_mut().zip(kernels) {
+            let runs = seeds.clone().map(|seed| usb_can::run(&setting(scenario, kernel), seed).counter_error);
+            let what = format!("scenario {}: counters ahead, {kernel:?}", at + 1);
+            let detail = format!("of {} steps", scenario.seconds * 100_000 / 7);
+            let row = ItemRow::spread(what, runs.collect(), "steps", paper).with_detail(detail);
+            line.push(((at + 1) as f64, row.median()));
+            rows.push(row);
+        }
+    }
+    let title = "How far counters of CPU-bound tasks are ahead, in simulation (Figure 12)";
+    Ok(ItemResult { rows, charts: vec![chart(title, "steps", ["Quest", "Linux"], lines)] })
 }
 
 pub fn figure_14(is_quick: bool) -> Result<ItemResult> {

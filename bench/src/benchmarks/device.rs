@@ -45,7 +45,7 @@ const PAPER: [(&str, u32, u32); 6] = [
 ];
 /// What the paper moves, and how much at a time.
 const TOTAL_BYTES: u64 = 20 << 20;
-const QUICK_BYTES: u64 = 1 << 20;
+const QUICK_BYTES: u64 = 512 << 10;
 const REQUEST_BYTES: usize = 4096;
 const ROUND_TRIPS_MS: [u64; 3] = [0, 1, 10];
 /// The local paths are fast: the median of this many passes.

@@ -7,7 +7,6 @@
 //! or, where a bare thread that wakes each millisecond beside it at the same priority does worse, against 1.5 of that.
 
 use std::{
-    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -25,6 +24,7 @@ use crate::{
     late::late,
     load::{UrbMoments, UsbipLoadClient},
     peers::{PeerServer, local::LocalDevice, session::UsbLoad},
+    placement::RealtimePriority,
     report::{BenchmarkFinding, MeasuredQuantity},
     stats::{SampleSpread, SpeedTarget},
     svg::{ChartLine, ChartPanel, LineChart},
@@ -35,7 +35,6 @@ pub const NAME: &str = "isochrony";
 const PACKETS: usize = 8;
 const PACKET_BYTES: usize = 512;
 const INTERVAL: Duration = Duration::from_millis(1);
-const PRIORITY: &str = "50";
 /// The round trips in ms and the queue depths: the paper's rule, q > RTT/x + 1, with one to spare, and its example.
 const QUEUES: [(u64, usize); 5] = [(0, 3), (1, 4), (4, 7), (8, 10), (8, 12)];
 /// The paper's: its time series, and what it has at most, in microseconds.
@@ -57,10 +56,8 @@ struct CompletionIntervals {
 
 pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let urbs = if lab.quick { 600 } else { 20_000 };
-    let is_fifo = prefer(std::process::id());
-    let found = measured(lab, urbs, is_fifo);
-    ordinary();
-    found
+    let priority = RealtimePriority::take();
+    measured(lab, urbs, priority.is_granted)
 }
 
 fn measured(lab: &BenchmarkEnvironment, urbs: u64, is_fifo: bool) -> Result<Vec<BenchmarkFinding>> {
@@ -165,21 +162,6 @@ impl TimedRun {
     }
 }
 
-/// Gives all threads of a process the priority; whether that was permitted.
-fn prefer(pid: u32) -> bool {
-    chrt(&["-a", "-f", "-p", PRIORITY, &pid.to_string()])
-}
-
-fn ordinary() {
-    chrt(&["-a", "-o", "-p", "0", &std::process::id().to_string()]);
-}
-
-fn chrt(words: &[&str]) -> bool {
-    let mut command = Command::new("chrt");
-    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
 /// Such an endpoint of a device in this process.
 fn direct(urbs: u64) -> Result<CompletionIntervals> {
     let device = SourceSink::device(UsbSpeed::High, SourcePattern::Zeros, false);
@@ -195,7 +177,7 @@ struct FarEndpoint(UsbipLoadClient, #[expect(dead_code, reason = "it serves unti
 impl FarEndpoint {
     fn open(lab: &BenchmarkEnvironment, round_trip_ms: u64) -> Result<Self> {
         let server = lab.farbus("zero")?;
-        prefer(server.pid());
+        RealtimePriority::give(server.pid());
         let address = late(server.address, Duration::from_micros(round_trip_ms * 500))?;
         Ok(Self(UsbipLoadClient::attach(address, server.busid())?, server))
     }

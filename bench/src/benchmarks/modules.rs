@@ -228,7 +228,7 @@ pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
         true => (&SLOPE_SIDES, &SLOPE_PAIRS[..3]),
         false => (&SIDES, &SLOPE_PAIRS),
     };
-    let repeats = if lab.quick { 4 } else { REPEATS };
+    let repeats = if lab.quick { 3 } else { REPEATS };
     let pairs_max = slope_pairs.iter().chain(&PAPER_PAIRS).copied().max().unwrap_or(1);
     if !has_cc() {
         bail!("modules in processes are compiled here: there is no cc");

@@ -35,7 +35,6 @@ pub const ITEMS: &[PaperItem] = &[
                 value("USB disk by USB/IP, ", "EHCI 12684 read, 8320 written"),
                 value("USB disk in a session, ", "EHCI 12684 read, 8320 written"),
                 value("block device in a session, ", "EHCI 12684 read, 8320 written"),
-                value("2008 paper, Table 2, ", "the same"),
             ],
             &[],
         )]),

@@ -153,11 +153,7 @@ pub const ITEMS: &[PaperItem] = &[
         evidence: ItemEvidence::Simulated,
         says: "no digits: Quest close; Linux behind in scenarios 2 and 5, ahead in 3 and 6",
         why: SIMULATED_KERNELS,
-        source: ItemSource::Benchmarks(&[part(
-            "realtime",
-            &[value("Figure 12, scenario ", "")],
-            &["realtime-counters"],
-        )]),
+        source: ItemSource::Function(simulated::figure_12),
     },
     PaperItem {
         paper: 2023,
@@ -206,7 +202,7 @@ pub const ITEMS: &[PaperItem] = &[
         number: "Algorithm 1",
         title: "Scheduling of the bus",
         evidence: ItemEvidence::Computed,
-        says: "scenarios 1 and 2: every endpoint admitted; 3: cameras of low criticality give way",
+        says: "scenarios 1 and 2: every endpoint admitted; 3: of the cameras only i1 and i4",
         why: "In scenario 2 farbus refuses i4: bulk packets are whole here, and with them the sum is 102 % of the bus.",
         source: ItemSource::Command { runs: TABLE_5, read: plans::algorithm_1 },
     },
