@@ -1,6 +1,6 @@
 //! Runs what items need: each benchmark once, however many items are made of it.
 
-use std::{collections::HashMap, process::Command};
+use std::{collections::HashMap, process::Command, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use farbus_bench::{Measurement, MeasurementPlan};
@@ -61,8 +61,11 @@ impl ItemRunner {
         for part in parts {
             let plan = &self.plan;
             let measured = self.measured.entry(part.name).or_insert_with(|| {
-                eprintln!("benchmark {}", part.name);
-                plan.measure(part.name).map_err(|error| format!("{error:#}"))
+                eprint!("benchmark {}", part.name);
+                let began = Instant::now();
+                let measured = plan.measure(part.name).map_err(|error| format!("{error:#}"));
+                eprintln!(": {:.0} s", began.elapsed().as_secs_f64());
+                measured
             });
             let measured = measured.as_ref().map_err(|why| anyhow::anyhow!("{}: {why}", part.name))?;
             for rows in part.rows {
