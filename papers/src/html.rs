@@ -17,7 +17,7 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;ma
     padding:.2rem .6rem;text-align:left;vertical-align:top}h2{margin-top:2.4rem;border-top:2px solid #0072b2;\
     padding-top:.6rem}h3{margin-top:2rem}.missed{color:#b00020;font-weight:600}.label{background:#eef4f8;\
     border-radius:.6rem;padding:.1rem .6rem;font-size:.85em}.detail{color:#666;font-size:.85em}\
-    svg{max-width:100%;height:auto}nav td{padding:.1rem .6rem}";
+    svg{max-width:100%;height:auto}nav td{padding:.1rem .6rem}nav a{white-space:nowrap}";
 
 pub fn page(outcomes: &[ItemOutcome], machine: &Value, is_quick: bool) -> String {
     let mut page = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");

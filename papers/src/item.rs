@@ -87,6 +87,11 @@ pub const fn value(begin: &'static str, paper: &'static str) -> BenchmarkRows {
     BenchmarkRows { begin, column: RowColumn::Value, paper }
 }
 
+/// Rows whose deviation of a whole run stands beside the paper's.
+pub const fn whole(begin: &'static str, paper: &'static str) -> BenchmarkRows {
+    BenchmarkRows { begin, column: RowColumn::Whole, paper }
+}
+
 /// Rows whose share of another value stands beside the paper's.
 pub const fn share(begin: &'static str, paper: &'static str) -> BenchmarkRows {
     BenchmarkRows { begin, column: RowColumn::Share, paper }

@@ -21,6 +21,8 @@ pub enum RowColumn {
     Value,
     /// The value as a share of what it is compared with.
     Share,
+    /// What is held against the bound where that is not the median of the repeats: a deviation of all of them together.
+    Whole,
 }
 
 /// Rows and charts of an item.
@@ -82,6 +84,7 @@ impl ItemRow {
         let (samples, unit) = match rows.column {
             RowColumn::Value => (&finding.ours.spread.samples, finding.ours.unit),
             RowColumn::Share => (&finding.judged.samples, "of local"),
+            RowColumn::Whole => (&finding.judged.samples, finding.ours.unit),
         };
         let beside = finding.other.as_ref();
         let paper = match beside {
@@ -95,6 +98,10 @@ impl ItemRow {
             let ours = (figure(finding.ours.spread.median()), finding.ours.unit);
             let theirs = (figure(quantity.spread.median()), quantity.unit);
             detail = format!("{} {} of {name} {} {}", ours.0, ours.1, theirs.0, theirs.1);
+        }
+        if rows.column == RowColumn::Whole {
+            let parts = &finding.ours.spread;
+            detail = format!("parts of the run {} to {}; {detail}", figure(parts.min()), figure(parts.max()));
         }
         // A row with something to compare with is held by its share of that.
         let of = |limit: f64| match beside {
@@ -194,6 +201,7 @@ fn left_out(count: usize) -> usize {
 fn digits(value: f64) -> String {
     match value.abs() {
         small if small > 0.0 && small < 0.01 => format!("{value:.2e}"),
+        share if share > 0.0 && share < 1.0 => format!("{value:.*}", if share < 0.1 { 4 } else { 3 }),
         large if large >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
         _ => figure(value),
     }
@@ -212,7 +220,8 @@ mod tests {
         assert_eq!(row.certainty(), "4 to 12, 95 % of 15");
         let few = ItemRow::spread("x", vec![2.0, 1.0], "ms", "");
         assert_eq!((few.certainty().as_str(), few.shown().as_str()), ("1 to 2, range of 2", "1.50 ms"));
-        assert_eq!(ItemRow::of("x", 3.1e-4, "", "").shown(), "3.10e-4");
+        let shown = |value| ItemRow::of("x", value, "", "").shown();
+        assert_eq!([3.1e-4, 0.08349, 0.7512, 12.0, f64::NAN].map(shown), ["3.10e-4", "0.0835", "0.751", "12", "none"]);
     }
 
     #[test]

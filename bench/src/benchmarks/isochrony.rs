@@ -146,7 +146,7 @@ impl TimedRun {
         let parts = steady.chunks((steady.len() / PARTS).max(2)).filter(|part| part.len() > 1).map(deviation);
         let ours = MeasuredQuantity::new(SampleSpread::new(parts.collect()), "us");
         let detail = format!(
-            "all of the run {:.1} us, bare timer threads beside it {:.1} us; intervals p50 {:.1}, p99 {:.1}, p99.99 {:.1} \
+            "all {:.1} us, bare timer threads beside it {:.1} us; intervals p50 {:.1}, p99 {:.1}, p99.99 {:.1} \
              us of {}; {how}",
             intervals.deviation(),
             self.timers_us,

@@ -1,7 +1,7 @@
 //! T. Hirofuchi, E. Kawai, K. Fujikawa and H. Sunahara, "USB/IP – a Peripheral Bus Extension for Device Sharing over IP
 //! Network" (USENIX 2005).
 
-use crate::item::{ItemEvidence, ItemSource, PaperItem, part, value};
+use crate::item::{ItemEvidence, ItemSource, PaperItem, part, value, whole};
 
 /// Why the lines of Figures 9 to 11 differ.
 const FASTER_MACHINE: &str = "Our directly attached device is code in this process, without a bus and without a copy, so \
@@ -164,12 +164,12 @@ pub const ITEMS: &[PaperItem] = &[
             "isochrony",
             &[
                 value("bare timer thread: standard deviation", ""),
-                value("direct, depth 2: standard deviation", "0.02 us"),
-                value("0 ms, depth 3: standard deviation", "< 10 us"),
-                value("1 ms, depth 4: standard deviation", "< 10 us"),
-                value("4 ms, depth 7: standard deviation", "< 10 us"),
-                value("8 ms, depth 10: standard deviation", "< 10 us"),
-                value("8 ms, depth 12: standard deviation", "< 10 us"),
+                whole("direct, depth 2: standard deviation", "0.02 us"),
+                whole("0 ms, depth 3: standard deviation", "< 10 us"),
+                whole("1 ms, depth 4: standard deviation", "< 10 us"),
+                whole("4 ms, depth 7: standard deviation", "< 10 us"),
+                whole("8 ms, depth 10: standard deviation", "< 10 us"),
+                whole("8 ms, depth 12: standard deviation", "< 10 us"),
             ],
             &["isochrony"],
         )]),
