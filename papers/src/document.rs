@@ -24,7 +24,7 @@ pub fn for_terminal(outcome: &ItemOutcome) -> String {
                     let verdict = if row.is_missed { "MISSED, " } else { "" };
                     let bound = if row.bound.is_empty() { String::new() } else { format!("{verdict}{}", row.bound) };
                     let paper = if row.paper.is_empty() { String::new() } else { format!("paper {}", row.paper) };
-                    [row.what.clone(), format!("{} ({})", row.shown(), row.certainty()), paper, bound]
+                    [row.what.clone(), format!("{} ({})", row.shown(), outcome.certainty(row)), paper, bound]
                 })
                 .collect();
             let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

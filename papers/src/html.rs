@@ -85,7 +85,7 @@ fn push_item(page: &mut String, outcome: &ItemOutcome) {
             page.push_str(
                 "<table><tr><th></th><th>farbus</th><th>how sure</th><th>the paper</th><th>bound</th></tr>\n",
             );
-            result.rows.iter().for_each(|row| push_row(page, row));
+            result.rows.iter().for_each(|row| push_row(page, outcome, row));
             page.push_str("</table>\n");
             for svg in &result.charts {
                 let _ = writeln!(page, "<figure>{svg}</figure>");
@@ -104,7 +104,7 @@ fn push_item(page: &mut String, outcome: &ItemOutcome) {
     );
 }
 
-fn push_row(page: &mut String, row: &ItemRow) {
+fn push_row(page: &mut String, outcome: &ItemOutcome, row: &ItemRow) {
     let detail = match row.detail.is_empty() {
         true => String::new(),
         false => format!("<br><span class=\"detail\">{}</span>", escaped(&row.detail)),
@@ -114,7 +114,7 @@ fn push_row(page: &mut String, row: &ItemRow) {
         "<tr><td>{}{detail}</td><td>{}</td><td>{}</td><td>{}</td><td{}>{}</td></tr>",
         escaped(&row.what),
         escaped(&row.shown()),
-        row.certainty(),
+        outcome.certainty(row),
         escaped(&row.paper),
         if row.is_missed { " class=\"missed\"" } else { "" },
         escaped(&row.bound),

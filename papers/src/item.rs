@@ -29,6 +29,8 @@ pub enum ItemEvidence {
     /// Measured, with a relay or network namespaces that add delay, loss or a limit.
     MeasuredFar,
     Simulated,
+    /// Simulated, and measured on this machine where that takes minutes.
+    SimulatedAndMeasured,
     Computed,
     /// It takes a kernel of its own in a virtual machine.
     Rig,
@@ -40,6 +42,7 @@ impl ItemEvidence {
             Self::Measured => "measured",
             Self::MeasuredFar => "measured, distance added",
             Self::Simulated => "simulated",
+            Self::SimulatedAndMeasured => "simulated, and measured",
             Self::Computed => "computed",
             Self::Rig => "needs the rig",
         }

@@ -44,7 +44,7 @@ use crate::{
   farbus papers 2005 figure-9                      one figure
   farbus papers 2023 table-4 figure-6              two of one paper
   farbus papers --quick --report papers.html       all of them, in three minutes
-  farbus papers --report papers.html               all of them, as root; up to three hours"
+  farbus papers --report papers.html               all of them, as root; up to an hour"
 )]
 struct PapersCommandLine {
     /// A paper's year, and items of it: 2005 figure-9; all of them if left out

@@ -7,7 +7,7 @@ use farbus_bench::{Measurement, MeasurementPlan};
 use serde_json::{Value, json};
 
 use crate::{
-    item::{BenchmarkPart, ItemSource, PaperItem},
+    item::{BenchmarkPart, ItemEvidence, ItemSource, PaperItem},
     result::{ItemResult, ItemRow},
 };
 
@@ -129,6 +129,14 @@ impl ItemOutcome {
     /// Whether a row is beyond its bound.
     pub fn is_missed(&self) -> bool {
         self.rows().iter().any(|row| row.is_missed)
+    }
+
+    /// How sure a row's value is.
+    pub fn certainty(&self, row: &ItemRow) -> String {
+        match self.item.evidence {
+            ItemEvidence::Computed => "exact".into(),
+            _ => row.certainty(),
+        }
     }
 
     /// In a few words, for an index.
