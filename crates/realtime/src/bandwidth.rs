@@ -9,7 +9,7 @@
 mod bulk_only;
 mod table;
 mod usb2;
-mod usb3;
+pub(crate) mod usb3;
 
 use crate::bus::{BusSpeed, TransferKind};
 

@@ -1,5 +1,5 @@
 //! Which endpoint gets which interval of the bus: admission with mixed criticality, Algorithms 1 to 3 of West, Golchin
-//! and Njavro (2023), in three modes ([`SchedulingMode`]).
+//! and Njavro (2023), in four modes ([`SchedulingMode`]).
 //!
 //! Asynchronous endpoints (`A`: control and bulk) get a reservation `t_A` of every interval, periodic ones of high
 //! criticality (`H`) a place each or the whole set is refused, those of low criticality (`L`) a place if one is left.
@@ -119,7 +119,7 @@ impl BusScheduleDraft {
         let (high, low) = (items(EndpointCriticality::High), items(EndpointCriticality::Low));
         // The least common multiple of powers of two is the greatest.
         let count = high.iter().chain(&low).map(|item| item.period).max().unwrap_or(1);
-        let bins = IntervalBins::new(count, interval_ps(speed) - reservation.time_ps);
+        let bins = IntervalBins::new(count, options.mode.carrying_ps(speed) - reservation.time_ps);
         Ok(Self {
             options,
             requests: requests.to_vec(),
@@ -320,7 +320,7 @@ impl BusSchedule {
     }
 
     /// Whether an endpoint is admitted.
-    fn has(&self, id: u32) -> bool {
+    pub fn has(&self, id: u32) -> bool {
         self.placement(id).is_some() || self.asynchronous.iter().any(|bound| bound.id == id)
     }
 

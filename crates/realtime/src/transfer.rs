@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::bandwidth::usb3::{DATA_PACKET_BYTES, HEADER_PACKET_BYTES, LINK_ANSWER_BYTES};
 use crate::bus::{BusSpeed, TransferKind};
 
 /// The direction of an endpoint's data.
@@ -106,6 +107,11 @@ impl PacketShape {
         self.kind
     }
 
+    /// The direction of its data.
+    pub const fn direction(&self) -> BusDirection {
+        self.direction
+    }
+
     /// Whether it has a place in the periodic schedule: isochronous and interrupt endpoints have.
     pub const fn is_periodic(&self) -> bool {
         matches!(self.kind, TransferKind::Isochronous | TransferKind::Interrupt)
@@ -137,6 +143,22 @@ impl PacketShape {
         overhead.fixed_ps + overhead.bit_ps * payload_bits(self.speed, self.packet_bytes)
     }
 
+    /// Time that one packet takes of its direction of the wire at the worst, as the specifications have it, in
+    /// picoseconds. Up to high speed that is `w` of Equation 3, whose constants are those of USB 2.0 5.11.3. At
+    /// SuperSpeed Equation 3 counts eight bits a byte where the wire sends ten (USB 3.2 6.3.1): 1.720 us for 1024
+    /// isochronous bytes, which take 2.048 us without any overhead.
+    pub const fn wire_ps(&self) -> u64 {
+        if !matches!(self.speed, BusSpeed::Super) {
+            return self.packet_ps();
+        }
+        // The link's answer to the ACK packet of the other side: one for each packet, or one for each burst.
+        let answer_bytes = match self.kind {
+            TransferKind::Isochronous => LINK_ANSWER_BYTES.div_ceil(self.burst_packets()),
+            _ => LINK_ANSWER_BYTES,
+        };
+        (self.packet_bytes + DATA_PACKET_BYTES + answer_bytes) as u64 * SYMBOL_PS
+    }
+
     /// Worst-case time of one quantum in picoseconds.
     pub const fn quantum_ps(&self) -> u64 {
         self.quantum_packets() as u64 * self.packet_ps()
@@ -158,6 +180,26 @@ pub const fn interval_ps(speed: BusSpeed) -> u64 {
     speed.interval().duration_us as u64 * PS_PER_US
 }
 
+/// The part of an interval that certainly carries packets of either direction, in picoseconds: all but what the bus
+/// needs for itself.
+pub const fn carrying_ps(speed: BusSpeed) -> u64 {
+    let own_ps = match speed {
+        // Start of frame: 35 bits (USB 2.0 8.4.3) and at most 7.5 of delay after it (7.1.18.1).
+        BusSpeed::Low | BusSpeed::Full => 43 * 83_540,
+        // 96 bits, of which 32 are SYNC and 40 EOP, and 88 of delay (7.1.18.2).
+        BusSpeed::High => 184 * 2_084,
+        // Skip sets and the timestamp packet, and what the other direction's packets need here if it is full: an ACK
+        // packet and the link's answer each.
+        BusSpeed::Super => {
+            let interval = speed.interval();
+            let own_bytes = interval.raw_bytes - interval.usable_bytes;
+            let packets = interval.usable_bytes / (1024 + DATA_PACKET_BYTES + LINK_ANSWER_BYTES);
+            (own_bytes + packets * (HEADER_PACKET_BYTES + LINK_ANSWER_BYTES)) as u64 * SYMBOL_PS
+        }
+    };
+    interval_ps(speed) - own_ps
+}
+
 /// The part of each interval that periodic transfers may not use, in picoseconds: 10 % of a frame, 20 % of a high-speed
 /// microframe (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
 pub const fn asynchronous_share_ps(speed: BusSpeed) -> u64 {
@@ -168,6 +210,9 @@ pub const fn asynchronous_share_ps(speed: BusSpeed) -> u64 {
 }
 
 const PS_PER_US: u64 = 1_000_000;
+
+/// A byte of a SuperSpeed wire: ten bits of 200 ps (USB 3.2 6.3.1).
+const SYMBOL_PS: u64 = 2_000;
 
 /// The host controller's time around a packet, `h`, as Linux and the paper assume it.
 const HOST_DELAY_PS: u64 = 5_000;
@@ -256,6 +301,18 @@ mod tests {
     fn a_superspeed_packet_takes_what_the_paper_says() {
         assert_eq!(packet_ps(BusSpeed::Super, TransferKind::Bulk, BusDirection::Out, 1024), 1_778_400);
         assert_eq!(packet_ps(BusSpeed::Super, TransferKind::Isochronous, BusDirection::In, 1024), 1_720_800);
+    }
+
+    #[test]
+    fn superspeed_wire_carries_no_more_than_500_megabytes_a_second() {
+        let shape = |kind, burst| PacketShape::new(BusSpeed::Super, kind, BusDirection::In, 1024, burst, 0).unwrap();
+        let (bulk, camera) = (shape(TransferKind::Bulk, 0), shape(TransferKind::Isochronous, 10));
+        assert_eq!((bulk.wire_ps(), camera.wire_ps()), (2_144_000, 2_116_000));
+        // Equation 3 has room for 70 packets where the wire carries 57: 574 MB/s of at most 500.
+        assert_eq!((interval_ps(BusSpeed::Super) / bulk.packet_ps(), 125_000_000 / bulk.wire_ps()), (70, 58));
+        assert_eq!(carrying_ps(BusSpeed::Super), 125_000_000 - (374 + 57 * 36) * 2_000);
+        let high = PacketShape::new(BusSpeed::High, TransferKind::Bulk, BusDirection::In, 512, 0, 0).unwrap();
+        assert_eq!(high.wire_ps(), high.packet_ps());
     }
 
     #[test]

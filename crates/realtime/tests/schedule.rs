@@ -178,7 +178,7 @@ fn set_admitted_as_sound_never_misses() {
     let (mut random, mut admitted) = (Random(2), 0);
     for case in 0..10_000 {
         let requests = random_set(&mut random);
-        let Ok(plan) = plan(&requests, ScheduleOptions::default()) else { continue };
+        let Ok(plan) = plan(&requests, ScheduleOptions::SOUND) else { continue };
         assert_adds_up(&plan);
         admitted += 1;
         for (victim, bound) in plan.asynchronous().iter().enumerate() {
@@ -209,7 +209,7 @@ fn assert_low_asynchronous_takes_nothing(with: &BusSchedule, requests: &[Endpoin
     if others.is_empty() {
         return;
     }
-    let without = plan(&others, ScheduleOptions::default()).unwrap();
+    let without = plan(&others, ScheduleOptions::SOUND).unwrap();
     assert_eq!(with.placements(), without.placements());
     for bound in without.asynchronous() {
         let now = with.asynchronous().iter().find(|now| now.id == bound.id).expect("high stays");
@@ -228,17 +228,17 @@ fn low_bulk_endpoint_runs_where_room_remains_and_gives_way() {
     };
     // Half of each microframe is a camera's.
     let camera = isochronous(1, 1024, 10, 2, 1, EndpointCriticality::High);
-    let before = plan(&[camera, low(2, 16 << 10), low(3, 20 << 10)], ScheduleOptions::default()).unwrap();
+    let before = plan(&[camera, low(2, 16 << 10), low(3, 20 << 10)], ScheduleOptions::SOUND).unwrap();
     let admitted = |plan: &BusSchedule| plan.asynchronous().iter().map(|bound| bound.id).collect::<Vec<_>>();
     assert_eq!(admitted(&before), [2], "38 packets fit beside it: 16 do, but not 20 in turns with them");
     // High criticality needs 20 of them, and with the other in turns 40.
     let requests = [camera, bulk(4, 1024, 0, 20 << 10, 1), low(2, 16 << 10)];
-    let (after, change) = replan(&before, &requests, ScheduleOptions::default()).unwrap();
+    let (after, change) = replan(&before, &requests, ScheduleOptions::SOUND).unwrap();
     assert_eq!((admitted(&after), change.suspended.as_slice(), change.kept.as_slice()), (vec![4], &[2][..], &[1][..]));
     let room_ps = interval_ps(BusSpeed::Super) - 33 * camera.shape.packet_ps();
     let missing_ps = 40 * requests[1].shape.packet_ps() - room_ps;
     assert_eq!(after.rejected().iter().map(|lack| (lack.id, lack.missing_ps)).collect::<Vec<_>>(), [(2, missing_ps)]);
-    let (again, _) = replan(&after, &[camera, low(2, 16 << 10)], ScheduleOptions::default()).unwrap();
+    let (again, _) = replan(&after, &[camera, low(2, 16 << 10)], ScheduleOptions::SOUND).unwrap();
     assert_eq!((admitted(&again), again.placements()), (vec![2], before.placements()));
 }
 
@@ -252,7 +252,7 @@ fn as_printed_admits_a_set_that_misses() {
     let printed = plan(&requests, options(SchedulingMode::Printed { step_ps: 1 }, 0)).unwrap();
     assert!(printed.asynchronous()[0].intervals <= 103);
     assert_eq!(worst_intervals(&printed, 0, 0), 104, "it misses its period");
-    let refusal = plan(&requests, ScheduleOptions::default());
+    let refusal = plan(&requests, ScheduleOptions::SOUND);
     assert!(refusal.is_err() || worst_intervals(&refusal.unwrap(), 0, 0) <= 103);
 }
 
@@ -262,9 +262,9 @@ fn new_plan_moves_no_endpoint_without_need() {
     let mut moved = 0;
     for _ in 0..2000 {
         let mut requests = random_set(&mut random);
-        let Ok(before) = plan(&requests, ScheduleOptions::default()) else { continue };
+        let Ok(before) = plan(&requests, ScheduleOptions::SOUND) else { continue };
         requests.push(isochronous(50, 1024, random.below(12) as u32, 0, 4, EndpointCriticality::High));
-        let Ok((after, change)) = replan(&before, &requests, ScheduleOptions::default()) else { continue };
+        let Ok((after, change)) = replan(&before, &requests, ScheduleOptions::SOUND) else { continue };
         assert_adds_up(&after);
         assert!(after.placement(50).is_some());
         for &id in &change.kept {
@@ -275,7 +275,7 @@ fn new_plan_moves_no_endpoint_without_need() {
         assert_eq!(all, before.placements().len(), "nobody is forgotten");
         moved += change.moved.len();
         // The same requests: no place changes.
-        let (same, change) = replan(&after, &requests, ScheduleOptions::default()).unwrap();
+        let (same, change) = replan(&after, &requests, ScheduleOptions::SOUND).unwrap();
         assert_eq!((same.placements(), same.asynchronous()), (after.placements(), after.asynchronous()));
         assert!(change.moved.is_empty() && change.suspended.is_empty() && change.placed.is_empty());
     }
@@ -284,7 +284,7 @@ fn new_plan_moves_no_endpoint_without_need() {
 
 #[test]
 fn refusals_have_their_types() {
-    let refused = |request: EndpointRequest| plan(&[request], ScheduleOptions::default()).unwrap_err();
+    let refused = |request: EndpointRequest| plan(&[request], ScheduleOptions::SOUND).unwrap_err();
     let ok = isochronous(7, 1024, 0, 0, 4, EndpointCriticality::High);
     let why = |request| match refused(request) {
         ScheduleRefusal::Invalid { id: 7, why } => why,
@@ -305,27 +305,26 @@ fn refusals_have_their_types() {
         EndpointRequestError::BudgetOverWire { asked_bytes: 1025, max_bytes: 1024 }
     );
     assert!(matches!(
-        plan(&[ok, ok], ScheduleOptions::default()),
+        plan(&[ok, ok], ScheduleOptions::SOUND),
         Err(ScheduleRefusal::Invalid { id: 7, why: EndpointRequestError::Twice })
     ));
     let other = PacketShape::new(BusSpeed::High, TransferKind::Bulk, BusDirection::In, 512, 0, 0).unwrap();
     let other =
         EndpointRequest { id: 8, shape: other, budget_bytes: 1, period: 1, criticality: EndpointCriticality::High };
     let Err(ScheduleRefusal::Invalid { id: 8, why: EndpointRequestError::OtherSpeed { .. } }) =
-        plan(&[ok, other], ScheduleOptions::default())
+        plan(&[ok, other], ScheduleOptions::SOUND)
     else {
         panic!("another bus instance");
     };
-    assert!(matches!(plan(&[], ScheduleOptions::default()), Err(ScheduleRefusal::Count { wanted: 0 })));
+    assert!(matches!(plan(&[], ScheduleOptions::SOUND), Err(ScheduleRefusal::Count { wanted: 0 })));
     // More than there is, however much is asked for: the missing amount is said and nothing overflows.
     let greedy = bulk(1, 1024, 15, u32::MAX, 1);
-    let Err(ScheduleRefusal::Asynchronous { id: 1, needed_ps, available_ps }) =
-        plan(&[greedy], ScheduleOptions::default())
+    let Err(ScheduleRefusal::Asynchronous { id: 1, needed_ps, available_ps }) = plan(&[greedy], ScheduleOptions::SOUND)
     else {
         panic!("it fits no bus");
     };
     assert!(needed_ps > available_ps && available_ps == 125_000_000);
-    let longest = plan(&[EndpointRequest { period: PERIOD_MAX, ..ok }], ScheduleOptions::default()).unwrap();
+    let longest = plan(&[EndpointRequest { period: PERIOD_MAX, ..ok }], ScheduleOptions::SOUND).unwrap();
     assert_eq!(longest.cycle(), PERIOD_MAX);
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`paper`] has the published figures; each other module is one experiment and returns its own.
 
+pub mod judged;
 pub mod paper;
 pub mod round_trips;
 pub mod throughput;

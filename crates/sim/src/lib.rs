@@ -34,6 +34,7 @@ pub mod histogram;
 pub mod links;
 pub mod processor;
 pub mod random;
+pub mod xhci;
 
 pub use histogram::Histogram;
 pub use random::SimulationRng;

@@ -56,7 +56,7 @@ fn admitted_set(random: &mut SimulationRng) -> BusSchedule {
             let packet_bytes = if speed == BusSpeed::High { bulk_bytes } else { packet_bytes };
             requests.push(bulk(100 + id, speed, packet_bytes, n, budget_bytes, period));
         }
-        if let Ok(plan) = plan(&requests, ScheduleOptions::default()) {
+        if let Ok(plan) = plan(&requests, ScheduleOptions::SOUND) {
             return plan;
         }
     }
@@ -135,7 +135,7 @@ fn as_printed_admits_a_set_that_misses() {
     assert!(admitted.asynchronous()[0].intervals <= 103);
     let (longest, missed) = run(&admitted, &requests[0], 0, &mut SimulationRng::new(1));
     assert_eq!((longest, missed), (u64::MAX, 0), "it is not through when its period ends");
-    let sound = plan(&requests, ScheduleOptions::default());
+    let sound = plan(&requests, ScheduleOptions::SOUND);
     assert!(sound.is_err(), "sound refuses it: {sound:?}");
 }
 
@@ -188,7 +188,7 @@ fn high_criticality_is_never_displaced() {
             let mut new = isochronous(200 + arrival, now.speed(), 1024, burst, random.one_of(&[1, 2, 4, 8]));
             new.criticality = random.one_of(&[EndpointCriticality::High, EndpointCriticality::Low]);
             requests.push(new);
-            if let Ok((next, change)) = replan(&now, &requests, ScheduleOptions::default()) {
+            if let Ok((next, change)) = replan(&now, &requests, ScheduleOptions::SOUND) {
                 let is_high =
                     |id: &u32| requests.iter().any(|r| r.id == *id && r.criticality == EndpointCriticality::High);
                 assert!(!change.suspended.iter().any(is_high), "FARBUS_SEED={seed}");

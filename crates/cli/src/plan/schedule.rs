@@ -3,13 +3,14 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use farbus::importer::client::FailureKind;
 use farbus_page::bus_drawing::{BusDrawing, EndpointDrawing, SvgPicture};
 use farbus_realtime::schedule::{
     BusSchedule, EndpointCriticality, EndpointPlacement, EndpointRequest, EndpointRequestError, ScheduleOptions,
     ScheduleRefusal, SchedulingMode, plan,
 };
-use farbus_realtime::transfer::{BusDirection, PacketShape, interval_ps};
+use farbus_realtime::transfer::{BusDirection, PacketShape, asynchronous_share_ps, interval_ps};
 use farbus_realtime::{BusSpeed, TransferKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -39,7 +40,7 @@ use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapp
         'farbus plan schedule --help' has more of both.",
     after_long_help = "car.toml:\n\n  \
         speed = \"super\"             # or low, full, high\n  \
-        mode = \"sound\"              # as --mode; may be left out\n  \
+        mode = \"controller\"         # as --mode; may be left out\n  \
         reservation = \"least\"       # as --reservation; may be left out\n\n  \
         [[endpoint]]\n  name = \"camera\"\n  \
         kind = \"isochronous\"        # or interrupt, bulk, control\n  \
@@ -65,7 +66,7 @@ pub struct Args {
     source: PlanSource,
     /// How exactly to compute the bus.
     ///
-    /// 'sound' unless the file says another.
+    /// 'controller' unless the file says another.
     #[arg(long, value_enum)]
     mode: Option<ScheduleModeName>,
     /// What bulk and control keep of each interval.
@@ -85,8 +86,10 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum ScheduleModeName {
-    /// Whole packets; what it admits is kept.
+    /// Whole packets wherever the controller puts them; what it admits is kept.
     #[default]
+    Controller,
+    /// Whole packets at the places that are printed, in the paper's times.
     Sound,
     /// A budget divided over its period like a fluid.
     Spread,
@@ -208,6 +211,46 @@ struct SchedulePlan<'a> {
     stages: Vec<(&'a str, u32, u64)>,
 }
 
+impl ScheduleModeName {
+    const fn scheduling(self) -> SchedulingMode {
+        match self {
+            Self::Controller => SchedulingMode::Controller,
+            Self::Sound => SchedulingMode::Sound,
+            Self::Spread => SchedulingMode::Spread,
+            Self::Printed => SchedulingMode::Printed { step_ps: 0 },
+        }
+    }
+}
+
+/// Why a set is refused that a search finds places for.
+const FIRST_FIT: &str = "not admitted: the printed algorithm is first-fit, which finds no such schedule; a search does \
+                         ('--mode sound')";
+
+/// Why the printed algorithms refuse a set that other modes may admit; `None` if no two endpoints meet.
+fn whole_quanta(requests: &[EndpointRequest]) -> Option<String> {
+    let periodic = || requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == EndpointCriticality::High);
+    let quanta_ps: u64 = periodic().map(|request| request.shape.quantum_ps()).sum();
+    let speed = periodic().next()?.shape.speed();
+    let most_ps = interval_ps(speed) - asynchronous_share_ps(speed);
+    let unit = unit(speed);
+    let mut text = format!(
+        ". As printed, an endpoint has its whole quantum in one {unit}: together {} us of at most {}",
+        us_from_ps(quanta_ps),
+        us_from_ps(most_ps)
+    );
+    // Section 6.1.1 of the paper: 33 packets of 1024 bytes each microframe, and each other one.
+    let is_camera = |request: &EndpointRequest| {
+        request.shape.kind() == TransferKind::Isochronous && request.shape.quantum_bytes() == 33 * 1024
+    };
+    let is_papers = speed == BusSpeed::Super && periodic().all(is_camera) && periodic().map(|r| r.period).eq([1, 2]);
+    if is_papers {
+        text.push_str(
+            "; these are the two cameras that the paper itself runs ('--mode spread' divides them, as it does)",
+        );
+    }
+    Some(text)
+}
+
 impl<'a> SchedulePlan<'a> {
     fn reserving(
         bus: &'a BusPlanFile,
@@ -263,13 +306,19 @@ impl<'a> SchedulePlan<'a> {
             request(id, speed, endpoint).map_err(|why| (FailureKind::Local, format!("{}: {why}", endpoint.name)))
         });
         let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
-        let options = match mode {
-            ScheduleModeName::Sound => ScheduleOptions::default(),
-            ScheduleModeName::Spread => ScheduleOptions { mode: SchedulingMode::Spread, ..ScheduleOptions::default() },
-            // As printed in the paper, the algorithm is plain first-fit.
-            ScheduleModeName::Printed => ScheduleOptions { mode: SchedulingMode::Printed { step_ps: 0 }, work_max: 0 },
-        };
-        let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
+        let options = ScheduleOptions { mode: mode.scheduling(), ..ScheduleOptions::default() };
+        // As printed in the paper, the algorithm is plain first-fit.
+        let first =
+            if mode == ScheduleModeName::Printed { ScheduleOptions { work_max: 0, ..options } } else { options };
+        let plan = plan(&requests, first).or_else(|refusal| match plan(&requests, options) {
+            Ok(_) => Err((FailureKind::Refused, FIRST_FIT.to_owned())),
+            Err(searched) => {
+                let (kind, why) = refused(&searched, &bus.endpoint, speed);
+                let is_place = matches!(refusal, ScheduleRefusal::High { .. });
+                let meets = (is_place && mode == ScheduleModeName::Printed).then(|| whole_quanta(&requests));
+                Err((kind, why + &meets.flatten().unwrap_or_default()))
+            }
+        })?;
         Ok(Self { endpoints: &bus.endpoint, mode, plan, stages: Vec::new() })
     }
 
@@ -308,8 +357,12 @@ impl<'a> SchedulePlan<'a> {
         ];
         let rows: Vec<_> = plan.requests().iter().map(|request| self.row(request)).collect();
         write_columns(&mut text, &heads, &rows);
+        self.write_totals(&mut text);
         text.push('\n');
-        self.write_timetable(&mut text);
+        match self.mode {
+            ScheduleModeName::Controller => self.write_meeting(&mut text),
+            _ => self.write_timetable(&mut text),
+        }
         for rejected in plan.rejected() {
             let missing = us_from_ps(rejected.missing_ps);
             let name = self.name(rejected.id);
@@ -327,14 +380,44 @@ impl<'a> SchedulePlan<'a> {
         if plan.is_searched() {
             text.push_str("first-fit found no such schedule, a search did\n");
         }
-        if self.mode != ScheduleModeName::Sound {
-            write_wrapped(
-                &mut text,
-                "note: ",
-                "packet boundaries are left out as in the paper: what is admitted here may miss; --mode sound does not",
-            );
-        }
+        let note = match self.mode {
+            ScheduleModeName::Controller => return text,
+            ScheduleModeName::Sound => "a USB controller chooses the places itself, and may miss these",
+            _ => "packet boundaries are left out as in the paper: what is admitted here may miss",
+        };
+        write_wrapped(&mut text, "note: ", &format!("{note}; --mode controller does not"));
         text
+    }
+
+    /// Writes the totals of each kind of endpoint, as in Table 5 of the paper.
+    fn write_totals(&self, text: &mut String) {
+        for (what, is_periodic) in [("isochronous and interrupt", true), ("bulk and control", false)] {
+            let all = self.plan.requests().iter().filter(|r| r.shape.is_periodic() == is_periodic);
+            let admitted: Vec<_> = all.filter(|request| self.plan.has(request.id)).collect();
+            if admitted.len() > 1 {
+                let bits: u64 = admitted.iter().map(|request| request.throughput_bits_per_s()).sum();
+                let mode = self.mode.scheduling();
+                let ppm: u64 = admitted.iter().map(|request| u64::from(request.utilization_ppm(mode))).sum();
+                let (rate, share) = (thousandths(bits / 1000), percent(ppm, 1_000_000));
+                let _ = writeln!(text, "total of {what}: {rate} Mb/s, {share} of the bus");
+            }
+        }
+    }
+
+    /// Writes what the periodic endpoints take of an interval if all of them meet there.
+    fn write_meeting(&self, text: &mut String) {
+        let plan = &self.plan;
+        let all_ps: u64 = plan.placements().iter().map(|placement| placement.time_ps).sum();
+        if all_ps > 0 {
+            let unit = unit(plan.speed());
+            let meeting = format!(
+                "The controller chooses in which {unit}s of its period an endpoint is served. If all meet in one, they take \
+                 {} us of it, and {} us are free.",
+                us_from_ps(all_ps),
+                thousandths(plan.free_ps(0) / 1000)
+            );
+            write_wrapped(text, "", &meeting);
+        }
     }
 
     fn row(&self, request: &EndpointRequest) -> Vec<String> {
@@ -344,13 +427,16 @@ impl<'a> SchedulePlan<'a> {
             request.budget_bytes.to_string(),
             request.period.to_string(),
             thousandths(request.throughput_bits_per_s() / 1000),
-            percent(request.utilization_ppm().into(), 1_000_000),
+            percent(request.utilization_ppm(self.mode.scheduling()).into(), 1_000_000),
         ];
         let bound = plan.asynchronous().iter().find(|bound| bound.id == request.id);
         let rest = match (plan.placement(request.id), bound) {
             (Some(placement), _) => {
                 let latency_ns = plan.periodic_latency_ns(request.id).unwrap_or(0);
-                let (start, every) = (placement.start.to_string(), placement.every.to_string());
+                let (start, every) = match self.mode {
+                    ScheduleModeName::Controller => ("any".into(), request.period.to_string()),
+                    _ => (placement.start.to_string(), placement.every.to_string()),
+                };
                 [start, every, self.packets(&placement), request.period.to_string(), thousandths(latency_ns)]
             }
             (_, Some(bound)) => {
@@ -367,16 +453,17 @@ impl<'a> SchedulePlan<'a> {
     /// number; it is rounded down, so that no interval shows more than it holds.
     fn packets(&self, placement: &EndpointPlacement) -> String {
         match self.mode {
-            ScheduleModeName::Sound | ScheduleModeName::Printed => placement.packets.to_string(),
             ScheduleModeName::Spread => {
                 let tenths = placement.time_ps * 10 / self.packet_ps(placement.id).max(1);
                 format!("{}.{}", tenths / 10, tenths % 10)
             }
+            _ => placement.packets.to_string(),
         }
     }
 
     fn packet_ps(&self, id: u32) -> u64 {
-        self.plan.requests().iter().find(|request| request.id == id).map_or(0, |request| request.shape.packet_ps())
+        let mode = self.mode.scheduling();
+        self.plan.requests().iter().find(|request| request.id == id).map_or(0, |request| mode.packet_ps(&request.shape))
     }
 
     /// Writes a row for each endpoint and a column for each interval: how many packets the endpoint sends in it.
@@ -416,8 +503,8 @@ impl<'a> SchedulePlan<'a> {
                 "budget_bytes": request.budget_bytes,
                 "period": request.period,
                 "bits_per_s": request.throughput_bits_per_s(),
-                "share_ppm": request.utilization_ppm(),
-                "packet_ps": request.shape.packet_ps(),
+                "share_ppm": request.utilization_ppm(self.mode.scheduling()),
+                "packet_ps": self.mode.scheduling().packet_ps(&request.shape),
                 "place": answer,
                 "passes": bound.map(|bound| bound.passes),
                 "intervals": bound.map(|bound| bound.intervals),
@@ -426,6 +513,7 @@ impl<'a> SchedulePlan<'a> {
             })
         });
         json!({
+            "mode": self.mode.to_possible_value().map(|mode| mode.get_name().to_owned()),
             "interval_ps": interval_ps(plan.speed()),
             "cycle": plan.cycle(),
             "reservation_ps": plan.reservation_ps(),
@@ -702,5 +790,68 @@ mod tests {
         bus.endpoint[1].criticality = CriticalityWord::High;
         let (_, why) = refusal(&bus, ScheduleModeName::Printed);
         assert!(why.starts_with("i2 is not admitted: no microframe has room for it"), "{why}");
+        // With two endpoints every arrangement was tried.
+        assert!(!why.contains("not every arrangement"), "{why}");
+        assert!(why.contains("together 113.573 us of at most 112.500"), "{why}");
+    }
+
+    #[test]
+    fn printed_algorithms_refuse_the_papers_cameras_and_say_so() {
+        for scenario in 1..=5 {
+            let name = format!("table-2-{scenario}");
+            let example = super::super::examples::find(ExampleKind::Schedule, &name, false).unwrap().unwrap();
+            let bus: BusPlanFile = file::parse(&name, example.text).unwrap();
+            let (kind, why) = SchedulePlan::of(&bus, ScheduleModeName::Printed).err().unwrap();
+            assert_eq!(kind, FailureKind::Refused);
+            assert!(why.contains("these are the two cameras that the paper itself runs"), "{why}");
+            assert!(!why.contains("not every arrangement"), "{why}");
+        }
+    }
+
+    /// What first-fit misses is not called impossible.
+    #[test]
+    fn printed_refusal_of_a_set_that_a_search_places_says_so() {
+        let mut text = "speed = \"super\"\n".to_owned();
+        // Of 65 packets in a microframe: 30 + 20 + 15 and 24 + 24 + 16 fit. First-fit puts 30 and 24 together.
+        for (at, (burst, bursts)) in [(10, 3), (8, 3), (8, 3), (10, 2), (16, 1), (15, 1)].into_iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "[[endpoint]]\nname = \"i{at}\"\nkind = \"isochronous\"\npacket_bytes = 1024\n\
+                 burst_packets = {burst}\nbursts = {bursts}\nperiod = 2"
+            );
+        }
+        let bus: BusPlanFile = toml::from_str(&text).unwrap();
+        assert_eq!(SchedulePlan::of(&bus, ScheduleModeName::Printed).err().unwrap().1, FIRST_FIT);
+    }
+
+    #[test]
+    fn default_mode_counts_the_wire_and_leaves_places_to_the_controller() {
+        let bus = table_5(4096, 8);
+        let planned = SchedulePlan::of(&bus, ScheduleModeName::default()).unwrap();
+        let (text, json) = (planned.to_text(), planned.to_json());
+        assert_eq!(json["mode"], "controller");
+        assert!(text.contains("take 69.828 us of it, and 42.672 us are free"), "{text}");
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert!(words.windows(4).any(|words| words == ["55.86%", "any", "1", "33"]), "{text}");
+        assert!(!text.contains("packets in\n"), "{text}");
+        // Four bulk endpoints of 16 packets each microframe are 524 MB/s, more than the wire carries in one direction.
+        let mut full = table_5(16_384, 1);
+        full.endpoint.drain(..4);
+        assert!(SchedulePlan::of(&full, ScheduleModeName::Sound).is_ok());
+        let (_, why) = SchedulePlan::of(&full, ScheduleModeName::Controller).err().unwrap();
+        assert!(why.contains("bulk and control need 137.216 us of each microframe"), "{why}");
+    }
+
+    #[test]
+    fn totals_are_those_of_table_5() {
+        let totals = |budget, period| {
+            let bus = table_5(budget, period);
+            let text = SchedulePlan::of(&bus, ScheduleModeName::Sound).unwrap().to_text();
+            text.lines().filter(|line| line.starts_with("total of ")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let first = totals(4096, 8);
+        assert_eq!(first[0], "total of isochronous and interrupt: 4055.040 Mb/s, 85.18% of the bus");
+        assert_eq!(first[1], "total of bulk and control: 131.072 Mb/s, 2.85% of the bus");
+        assert_eq!(totals(8192, 1)[1], "total of bulk and control: 2097.152 Mb/s, 45.53% of the bus");
     }
 }

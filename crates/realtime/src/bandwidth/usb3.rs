@@ -74,13 +74,13 @@ pub(super) fn super_speed(kind: TransferKind) -> BandwidthTableParameters {
 }
 
 /// Four symbols of framing, twelve of header, two of CRC and two of link control word (7.2.1.1).
-const HEADER_PACKET_BYTES: u32 = 4 + 12 + 2 + 2;
+pub(crate) const HEADER_PACKET_BYTES: u32 = 4 + 12 + 2 + 2;
 /// A header packet; four symbols of framing before the data and four after it, and its CRC of four (7.2.1.2).
-const DATA_PACKET_BYTES: u32 = HEADER_PACKET_BYTES + 4 + 4 + 4;
+pub(crate) const DATA_PACKET_BYTES: u32 = HEADER_PACKET_BYTES + 4 + 4 + 4;
 /// Four symbols of framing and the link command word, twice (7.2.2.1).
 const LINK_COMMAND_BYTES: u32 = 4 + 2 * 2;
 /// LGOOD says that a header packet arrived well, LCRD that its buffer is free again (7.2.4.1).
-const LINK_ANSWER_BYTES: u32 = 2 * LINK_COMMAND_BYTES;
+pub(crate) const LINK_ANSWER_BYTES: u32 = 2 * LINK_COMMAND_BYTES;
 /// The setup data of a control transfer (9.3).
 const SETUP_BYTES: u32 = 8;
 /// The largest data packet (8.4).

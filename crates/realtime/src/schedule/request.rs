@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bus::{BusSpeed, TransferKind};
-use crate::transfer::{PacketShape, interval_ps};
+use crate::transfer::{PacketShape, asynchronous_share_ps, carrying_ps, interval_ps};
 
 /// Endpoints of one bus instance: a hub tree holds 127 devices with at most 30 endpoints each, a schedule far fewer.
 pub const ENDPOINTS_MAX: usize = 256;
@@ -34,7 +34,7 @@ pub struct EndpointRequest {
     pub budget_bytes: u32,
     /// The period `T`, in bus intervals. That of a periodic endpoint is a power of two.
     pub period: u32,
-    /// Asynchronous endpoints are always [`EndpointCriticality::High`]: the paper's set `A` has no low part.
+    /// What happens to it when bus time is short. Asynchronous endpoints may be of either, too.
     pub criticality: EndpointCriticality,
 }
 
@@ -53,9 +53,14 @@ pub enum SchedulingMode {
     Spread,
     /// Whole packets: a budget is divided over its period only as far as necessary, and the asynchronous reservation
     /// accounts for packets that wait because they would cross the end of an interval (Equation 6 ignores them). What
-    /// this mode admits keeps its bounds.
-    #[default]
+    /// this mode admits keeps its bounds on a controller that serves its places, at the times of Equation 3.
     Sound,
+    /// For a controller that chooses the interval of each packet itself, as xHCI controllers do. A periodic endpoint
+    /// may have its whole quantum in any interval of its period, so it is counted in every one, as in `t_P` of
+    /// Algorithm 2.
+    /// Packets take the time of the wire ([`PacketShape::wire_ps`]).
+    #[default]
+    Controller,
 }
 
 /// Settings of a plan.
@@ -76,7 +81,8 @@ pub struct EndpointPlacement {
     pub start: u32,
     /// The distance to the next interval: the endpoint's period, or a fraction of it where the budget is divided.
     pub every: u32,
-    /// Packets each time; in [`SchedulingMode::Spread`], those of the whole period.
+    /// Packets each time; in [`SchedulingMode::Spread`], those of the whole period; in [`SchedulingMode::Controller`],
+    /// those of its quantum, which are counted in every interval and sent in one or some of each period.
     pub packets: u32,
     /// Bus time each time, in picoseconds.
     pub time_ps: u64,
@@ -177,6 +183,34 @@ pub enum EndpointRequestError {
     },
 }
 
+impl SchedulingMode {
+    /// The worst-case time of a packet, in picoseconds.
+    pub const fn packet_ps(self, shape: &PacketShape) -> u64 {
+        match self {
+            Self::Controller => shape.wire_ps(),
+            Self::Printed { .. } | Self::Spread | Self::Sound => shape.packet_ps(),
+        }
+    }
+
+    /// The part of an interval that carries packets, in picoseconds.
+    pub const fn carrying_ps(self, speed: BusSpeed) -> u64 {
+        match self {
+            Self::Controller => carrying_ps(speed),
+            Self::Printed { .. } | Self::Spread | Self::Sound => interval_ps(speed),
+        }
+    }
+
+    /// The part of an interval that periodic endpoints never take, in picoseconds.
+    pub const fn asynchronous_share_ps(self, speed: BusSpeed) -> u64 {
+        self.carrying_ps(speed) - (interval_ps(speed) - asynchronous_share_ps(speed))
+    }
+}
+
+impl ScheduleOptions {
+    /// [`SchedulingMode::Sound`] with a full search.
+    pub const SOUND: Self = Self { mode: SchedulingMode::Sound, work_max: WORK_MAX };
+}
+
 impl Default for ScheduleOptions {
     fn default() -> Self {
         Self { mode: SchedulingMode::default(), work_max: WORK_MAX }
@@ -218,8 +252,8 @@ impl EndpointRequest {
     }
 
     /// The share of the bus time that its packets take, in parts per million: budget over period, as in Table 5.
-    pub fn utilization_ppm(&self) -> u32 {
-        let busy = u128::from(self.shape.packets(self.budget_bytes)) * u128::from(self.shape.packet_ps());
+    pub fn utilization_ppm(&self, mode: SchedulingMode) -> u32 {
+        let busy = u128::from(self.shape.packets(self.budget_bytes)) * u128::from(mode.packet_ps(&self.shape));
         let all = u128::from(self.period) * u128::from(interval_ps(self.shape.speed()));
         u32::try_from(busy * 1_000_000 / all).unwrap_or(u32::MAX)
     }

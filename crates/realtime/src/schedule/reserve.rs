@@ -2,7 +2,7 @@
 //! are added to it one at a time, as far as there is room.
 
 use crate::bus::BusSpeed;
-use crate::transfer::{PacketShape, asynchronous_share_ps, interval_ps};
+use crate::transfer::{PacketShape, interval_ps};
 
 use super::request::{AsynchronousBound, EndpointCriticality, EndpointRequest, ScheduleRefusal, SchedulingMode};
 
@@ -24,7 +24,8 @@ pub(super) fn reserve(
     mode: SchedulingMode,
 ) -> Result<AsynchronousReservation, ScheduleRefusal> {
     let admitted: Vec<_> = requests.iter().filter(|r| !r.shape.is_periodic() && is_high(r)).copied().collect();
-    let max_ps = interval_ps(speed).saturating_sub(high_ps(requests, mode)).max(asynchronous_share_ps(speed));
+    let left_ps = mode.carrying_ps(speed).saturating_sub(high_ps(requests, mode));
+    let max_ps = left_ps.max(mode.asynchronous_share_ps(speed));
     let AsynchronousDemand { worst, exact_ps, time_ps } =
         AsynchronousDemand::of(&admitted, speed, mode, smallest_quantum_ps(requests));
     if let Some(id) = worst
@@ -70,14 +71,14 @@ struct AsynchronousDemand {
 
 impl AsynchronousDemand {
     fn of(endpoints: &[EndpointRequest], speed: BusSpeed, mode: SchedulingMode, smallest_quantum_ps: u64) -> Self {
-        let (pool, least_ps) = (AsynchronousPool::of(endpoints), asynchronous_share_ps(speed));
+        let (pool, least_ps) = (AsynchronousPool::of(endpoints, mode), mode.asynchronous_share_ps(speed));
         // Equation 8 solved for the reservation: the time that the most demanding endpoint needs of each interval.
         let Some(worst) = endpoints.iter().max_by_key(|request| pool.share_ps(request)) else {
             return Self { worst: None, exact_ps: least_ps, time_ps: least_ps };
         };
         let exact_ps = pool.time_for_ps(pool.share_ps(worst), mode).max(least_ps);
         let time_ps = match mode {
-            SchedulingMode::Spread | SchedulingMode::Sound => exact_ps,
+            SchedulingMode::Spread | SchedulingMode::Sound | SchedulingMode::Controller => exact_ps,
             SchedulingMode::Printed { step_ps } => {
                 let step_ps = if step_ps == 0 { smallest_quantum_ps } else { step_ps };
                 // Lines 20 to 32 of Algorithm 2 in one division: the first step at which no endpoint misses its period.
@@ -95,7 +96,7 @@ pub(super) fn bounds(
     time_ps: u64,
     mode: SchedulingMode,
 ) -> Vec<AsynchronousBound> {
-    let (pool, interval_ps) = (AsynchronousPool::of(endpoints), interval_ps(speed));
+    let (pool, interval_ps) = (AsynchronousPool::of(endpoints, mode), interval_ps(speed));
     let bound = |request: &EndpointRequest| {
         let intervals = pool.intervals(request, time_ps, mode);
         AsynchronousBound {
@@ -116,10 +117,10 @@ struct AsynchronousPool {
 }
 
 impl AsynchronousPool {
-    fn of(endpoints: &[EndpointRequest]) -> Self {
-        let packets_ps = || endpoints.iter().map(|request| request.shape.packet_ps());
+    fn of(endpoints: &[EndpointRequest], mode: SchedulingMode) -> Self {
+        let packets_ps = || endpoints.iter().map(|request| mode.packet_ps(&request.shape));
         let longest_packet_ps = packets_ps().max().unwrap_or(0);
-        let burst_ps = |shape: &PacketShape| u64::from(shape.burst_packets()) * shape.packet_ps();
+        let burst_ps = |shape: &PacketShape| u64::from(shape.burst_packets()) * mode.packet_ps(shape);
         Self {
             pass_ps: endpoints.iter().map(|request| burst_ps(&request.shape)).sum(),
             longest_packet_ps,
@@ -141,11 +142,11 @@ impl AsynchronousPool {
     fn time_for_ps(&self, share_ps: u64, mode: SchedulingMode) -> u64 {
         match mode {
             SchedulingMode::Printed { .. } | SchedulingMode::Spread => share_ps,
-            SchedulingMode::Sound if self.is_uniform => {
+            SchedulingMode::Sound | SchedulingMode::Controller if self.is_uniform => {
                 share_ps.div_ceil(self.longest_packet_ps).saturating_mul(self.longest_packet_ps)
             }
             // The next packet waits if it does not fit: the unused time is shorter than the longest packet.
-            SchedulingMode::Sound => share_ps.saturating_add(self.longest_packet_ps - 1),
+            SchedulingMode::Sound | SchedulingMode::Controller => share_ps.saturating_add(self.longest_packet_ps - 1),
         }
     }
 
@@ -153,8 +154,10 @@ impl AsynchronousPool {
     fn carried_ps(&self, time_ps: u64, mode: SchedulingMode) -> u64 {
         match mode {
             SchedulingMode::Printed { .. } | SchedulingMode::Spread => time_ps,
-            SchedulingMode::Sound if self.is_uniform => time_ps - time_ps % self.longest_packet_ps,
-            SchedulingMode::Sound => time_ps - (self.longest_packet_ps - 1),
+            SchedulingMode::Sound | SchedulingMode::Controller if self.is_uniform => {
+                time_ps - time_ps % self.longest_packet_ps
+            }
+            SchedulingMode::Sound | SchedulingMode::Controller => time_ps - (self.longest_packet_ps - 1),
         }
     }
 
@@ -165,12 +168,14 @@ impl AsynchronousPool {
     }
 }
 
-/// The most time of an interval that high criticality takes, `t_P` of Algorithm 2: as printed, all of its endpoints
-/// meet in one interval. Where budgets are divided it is their average, and the placement checks the rest.
+/// The most time of an interval that high criticality takes, `t_P` of Algorithm 2: as printed, and where a controller
+/// chooses, all of its endpoints meet in one interval. Where budgets are divided it is their average, and the placement
+/// checks the rest.
 fn high_ps(requests: &[EndpointRequest], mode: SchedulingMode) -> u64 {
     let high = requests.iter().filter(|r| r.shape.is_periodic() && is_high(r));
     high.map(|request| match mode {
         SchedulingMode::Printed { .. } => request.shape.quantum_ps(),
+        SchedulingMode::Controller => u64::from(request.shape.quantum_packets()) * request.shape.wire_ps(),
         SchedulingMode::Spread => request.shape.quantum_ps().div_ceil(u64::from(request.period)),
         SchedulingMode::Sound => {
             let packets = u64::from(request.shape.packets(request.budget_bytes));

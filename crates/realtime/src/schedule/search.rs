@@ -33,6 +33,10 @@ impl DivisibleEndpoint {
                 let time_ps = shape.quantum_ps().div_ceil(u64::from(period));
                 vec![IntervalSlot { start: 0, every: 1, packets: quantum_packets, time_ps }]
             }
+            SchedulingMode::Controller => {
+                let time_ps = u64::from(quantum_packets) * shape.wire_ps();
+                vec![IntervalSlot { start: 0, every: 1, packets: quantum_packets, time_ps }]
+            }
             SchedulingMode::Sound => divided(shape.packets(request.budget_bytes), shape.packet_ps(), period),
         };
         Self { id: request.id, period, slots }

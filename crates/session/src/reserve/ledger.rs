@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use farbus_realtime::pipe::{PathSegment, worst_ns};
-use farbus_realtime::schedule::{self, BusSchedule, EndpointRequest, ScheduleOptions, plan, replan};
+use farbus_realtime::schedule::{self, BusSchedule, EndpointRequest, ScheduleOptions, SchedulingMode, plan, replan};
 use farbus_realtime::transfer::interval_ps;
 use farbus_realtime::vcpu::VcpuReserve;
 use farbus_wire::native::reserve::{
@@ -425,7 +425,7 @@ impl ScheduleDraft<'_> {
         {
             return Err(ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) });
         }
-        let bus_ppm = entry.requests.iter().map(EndpointRequest::utilization_ppm).sum();
+        let bus_ppm = entry.requests.iter().map(|request| request.utilization_ppm(SchedulingMode::Controller)).sum();
         if let Some(plan) = plan {
             self.plans.insert(entry.bus.clone(), plan);
             self.requests.insert(entry.bus.clone(), requests);
@@ -446,7 +446,7 @@ impl ScheduleDraft<'_> {
     }
 
     fn plan(&self, entry: &LedgerEntry, requests: &[EndpointRequest]) -> Result<BusSchedule, ReservationDenial> {
-        let options = ScheduleOptions { work_max: WORK_MAX, ..ScheduleOptions::default() };
+        let options = ScheduleOptions { mode: SchedulingMode::Controller, work_max: WORK_MAX };
         let planned = match self.ledger.plans.get(&entry.bus) {
             Some(before) => replan(before, requests, options).map(|(plan, _)| plan),
             None => plan(requests, options),

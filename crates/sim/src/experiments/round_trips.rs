@@ -62,7 +62,7 @@ pub fn planned(scenario: &RoundTripScenario) -> Result<BusSchedule, ScheduleRefu
         ids.map(|id| bulk(id, direction, scenario.budget_bytes, scenario.period)).into_iter().flatten()
     };
     let bulks = of(SENDS, BusDirection::In).chain(of(GETS, BusDirection::Out));
-    plan(&cameras.into_iter().flatten().chain(bulks).collect::<Vec<_>>(), ScheduleOptions::default())
+    plan(&cameras.into_iter().flatten().chain(bulks).collect::<Vec<_>>(), ScheduleOptions::SOUND)
 }
 
 /// Equation 10, with Equation 6 for all that the cameras leave of the bus, as the paper has it.

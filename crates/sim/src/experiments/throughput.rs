@@ -61,7 +61,7 @@ pub fn planned(scenario: &ThroughputScenario) -> Result<BusSchedule, ScheduleRef
     let cameras = cameras.into_iter().filter_map(|(id, criticality, period)| camera(id, criticality, period).ok());
     let bulks = BULKS.into_iter();
     let bulks = bulks.filter_map(|id| bulk(id, BusDirection::In, scenario.budget_bytes, scenario.period).ok());
-    plan(&cameras.chain(bulks).collect::<Vec<_>>(), ScheduleOptions::default())
+    plan(&cameras.chain(bulks).collect::<Vec<_>>(), ScheduleOptions::SOUND)
 }
 
 /// Runs a scenario for `seconds` of bus time. Packets are up to `variation_permille` shorter than by Equation 3.
