@@ -5,11 +5,12 @@ use std::fmt::Write;
 use farbus_realtime::bandwidth::{
     ASSUMPTIONS, BandwidthTable, BulkOnlyRow, UnsupportedTransferType, bulk_only_table, table,
 };
+use farbus_realtime::transfer::{BusDirection, PacketShape};
 use farbus_realtime::{BusSpeed, IntervalKind, TransferKind};
 use serde_json::{Value, json};
 
 use super::super::output::{CommandFailure, print_json, say};
-use super::layout::{write_columns, write_wrapped};
+use super::layout::{thousandths, write_columns, write_wrapped};
 
 /// Print the bandwidth of every transfer type at every speed, and of mass storage.
 #[derive(Debug, clap::Args)]
@@ -163,8 +164,65 @@ fn write_table(text: &mut String, table: &BandwidthTable) {
     let [bare, raw] = [table.speed.raw_bytes_per_s(), interval.raw_bytes.into()].map(|bytes: u64| bytes.to_string());
     rows.push(vec!["max".into(), bare, String::new(), String::new(), String::new(), raw]);
     write_columns(text, &heads, &rows);
+    for packet in longest_packets(table) {
+        write_wrapped(text, "", &packet.to_sentence());
+    }
     for note in table.notes {
         write_wrapped(text, "note: ", note);
+    }
+}
+
+/// The longest packet of a table, and its time at the worst: stuffed bits, the hub and the host's delay included, which
+/// the table leaves out.
+struct LongestPacket {
+    /// `None` if both directions take as long.
+    direction: Option<BusDirection>,
+    shape: PacketShape,
+}
+
+impl LongestPacket {
+    fn to_sentence(&self) -> String {
+        let (shape, bytes) = (&self.shape, self.shape.packet_bytes());
+        let way = match self.direction {
+            None => "",
+            Some(BusDirection::In) => " in",
+            Some(BusDirection::Out) => " out",
+        };
+        let equation_3 = thousandths(shape.packet_ps());
+        match shape.speed() {
+            BusSpeed::Super => {
+                let wire = thousandths(shape.wire_ps());
+                format!(
+                    "packet of {bytes} bytes: {equation_3} ns by Equation 3 of the 2023 paper, {wire} ns on the wire"
+                )
+            }
+            _ => format!("packet of {bytes} bytes{way}: {equation_3} ns at the worst (USB 2.0 5.11.3)"),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "direction": self.direction.map(|way| if way == BusDirection::In { "in" } else { "out" }),
+            "bytes": self.shape.packet_bytes(),
+            "packet_ps": self.shape.packet_ps(),
+            "wire_ps": self.shape.wire_ps(),
+        })
+    }
+}
+
+/// The longest packet, or those of both directions if they differ.
+fn longest_packets(table: &BandwidthTable) -> Vec<LongestPacket> {
+    let longest = |direction| {
+        let mut bytes = table.rows.iter().rev().map(|row| row.data_payload_bytes);
+        bytes.find_map(|bytes| PacketShape::new(table.speed, table.kind, direction, bytes, 0, 0).ok())
+    };
+    match (longest(BusDirection::In), longest(BusDirection::Out)) {
+        (Some(r#in), Some(out)) if r#in.packet_ps() != out.packet_ps() => {
+            [(BusDirection::In, r#in), (BusDirection::Out, out)]
+                .map(|(direction, shape)| LongestPacket { direction: Some(direction), shape })
+                .into()
+        }
+        (shape, _) => shape.map(|shape| LongestPacket { direction: None, shape }).into_iter().collect(),
     }
 }
 
@@ -198,6 +256,7 @@ fn table_to_json(table: &BandwidthTable) -> Value {
         },
         "overhead": {"total_bytes": table.overhead.total_bytes, "parts": parts.collect::<Vec<_>>()},
         "rows": rows.collect::<Vec<_>>(),
+        "longest_packets": longest_packets(table).iter().map(LongestPacket::to_json).collect::<Vec<_>>(),
         "raw_bytes_per_s": table.speed.raw_bytes_per_s(),
         "notes": table.notes,
     })
@@ -303,6 +362,7 @@ frame of 1000 us, 1500 bytes
        32        1056000        3%         33         15          1056
        64        1216000        5%         19         37          1216
       max        1500000                                          1500
+packet of 64 bytes: 59236.000 ns at the worst (USB 2.0 5.11.3)
 note: ";
 
     #[test]
@@ -320,6 +380,18 @@ note: ";
         assert_eq!(column("transfers_per_interval_max"), [107, 100, 88, 71, 51, 33, 19]);
         assert_eq!(column("remaining_bytes"), [2, 0, 4, 9, 21, 15, 37]);
         assert_eq!(column("useful_bytes_per_interval"), [107, 200, 352, 568, 816, 1056, 1216]);
+    }
+
+    /// Section 6.1 of "Real-Time USB Networking and Device I/O" (2023): w of Equation 3.
+    #[test]
+    fn packet_times_of_the_2023_paper_are_printed() {
+        let text = BandwidthPlan::of(Some(SpeedName::Super), None).to_text();
+        for (time, wire) in [("1778.400", "2144.000"), ("1720.800", "2144.000")] {
+            let line = format!("{time} ns by Equation 3 of the 2023 paper, {wire} ns on the wire");
+            assert!(text.contains(&line), "{text}");
+        }
+        let json = BandwidthPlan::of(Some(SpeedName::Super), Some(TransferTypeName::Bulk)).to_json();
+        assert_eq!(json["tables"][0]["longest_packets"][0]["packet_ps"], 1_778_400);
     }
 
     #[test]
