@@ -151,7 +151,16 @@ mod tests {
         for (name, order) in [
             ("figure-5a", &["1: wait for 2 and 3, enumerate\n", "2: enumerate; enable", "3: enumerate; enable"][..]),
             ("figure-5b", &["3: wait for 1 and 2, enumerate; enable", "4: wait for 3, enumerate\n"]),
-            ("figure-5c", &[" (leader): enable the debug port; wait for "]),
+            // P_1 = {4}, P_2 = {1}, P_3 = {2}, P_4 = {3}.
+            (
+                "figure-5c",
+                &[
+                    "1 (leader): enable the debug port; wait for 4, enumerate\n",
+                    "2: wait for 1, enumerate; enable",
+                    "3: wait for 2, enumerate; enable",
+                    "4: wait for 3, enumerate; enable",
+                ],
+            ),
         ] {
             let text = of(name);
             assert!(text.contains(" 0 over bridges") && order.iter().all(|order| text.contains(order)), "{text}");
