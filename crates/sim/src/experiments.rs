@@ -5,5 +5,6 @@
 pub mod judged;
 pub mod paper;
 pub mod round_trips;
+pub mod storms;
 pub mod throughput;
 pub mod usb_can;

@@ -1,6 +1,7 @@
 //! The paper's experiments in bus time: its bounds hold here, and its observations of Linux are reproduced. R8.
 
 use farbus_sim::experiments::paper::{INPUT_FRAMES_PER_S, OUTPUT_FRAMES_PER_S, OVERRUNS, ROUND_TRIPS, THROUGHPUT};
+use farbus_sim::experiments::storms::{overruns, setting, variations};
 use farbus_sim::experiments::throughput::BulkLoad;
 use farbus_sim::experiments::usb_can::{self, ChannelUsers, STORMS, SimulatedKernel, UsbCanResults, UsbCanScenario};
 use farbus_sim::experiments::{round_trips, throughput};
@@ -38,6 +39,21 @@ fn bulk_endpoints_have_what_is_reserved_and_cameras_theirs() {
     }
 }
 
+/// The rows owe their size to the storms that were chosen: with half as long ones nothing is lost, with twice as long
+/// ones ten times as much. That Quest loses nothing does not depend on them.
+#[test]
+fn overruns_of_linux_depend_on_the_storms_that_were_chosen() {
+    let of = |kernel, storms| {
+        let setting = UsbCanScenario { seconds: 10, ..setting(&OVERRUNS[5], kernel, storms) };
+        overruns(&setting, 1..=2).mean
+    };
+    let chosen = of(SimulatedKernel::Linux, STORMS);
+    let longest: Vec<_> = variations().into_iter().filter(|(what, _)| what.starts_with("longest")).collect();
+    let [halved, doubled] = [0, 1].map(|at: usize| of(SimulatedKernel::Linux, longest[at].1));
+    assert!(halved == 0.0 && chosen > 0.0 && doubled > 10.0 * chosen, "{halved} {chosen} {doubled}");
+    assert!(longest.iter().all(|(_, storms)| of(SimulatedKernel::Quest, *storms) == 0.0));
+}
+
 fn means(seen: &UsbCanResults) -> [f64; 2] {
     [3, 4].map(|channel| seen.frames[channel].iter().sum::<u64>() as f64 / seen.frames[channel].len() as f64)
 }
@@ -45,11 +61,8 @@ fn means(seen: &UsbCanResults) -> [f64; 2] {
 #[test]
 fn quest_never_overruns_and_linux_does_where_the_paper_says() {
     for scenario in &OVERRUNS {
-        let users = if scenario.readers > 0 { ChannelUsers::Ordinary } else { ChannelUsers::None };
-        let (seconds, cpu_bound, traffic) = (scenario.seconds, scenario.cpu_bound, usb_can::table_7());
-        let [quest, linux] = [SimulatedKernel::Quest, SimulatedKernel::Linux].map(|kernel| {
-            usb_can::run(&UsbCanScenario { kernel, seconds, cpu_bound, users, traffic, storms: STORMS }, 1)
-        });
+        let [quest, linux] = [SimulatedKernel::Quest, SimulatedKernel::Linux]
+            .map(|kernel| usb_can::run(&setting(scenario, kernel, STORMS), 1));
         println!(
             "{scenario:?}: Quest {} {:?}, counters {:.0}; Linux {}, counters {:.0}",
             quest.overruns,

@@ -2,9 +2,9 @@
 //! which its driver, tasks that read and write, and CPU-bound tasks run (Tables 7 to 9, Figures 12 to 16).
 //!
 //! What the paper leaves open is chosen so. Costs are those of [`ProcessingCosts`]. On Linux a bottom half falls behind
-//! only where another device has much to do at once: its *storms* are of that device, at random, and their mean
-//! distance is the one number here that was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other
-//! rows and all figures follow from it. On Quest the same storms have an I/O VCPU of their own.
+//! only where another device has much to do at once: its *storms* are of that device, at random. The paper says nothing
+//! of them. All four numbers of [`STORMS`] were chosen so that Linux's rows of Table 9 come near; [`super::storms`]
+//! shows what the rows owe to each. On Quest the same storms have an I/O VCPU of their own.
 
 use farbus_realtime::pipe::fill_ns;
 use farbus_realtime::vcpu::{VcpuLoad, VcpuOverload, VcpuReserve, admit};
@@ -26,7 +26,7 @@ pub struct InterruptStorms {
     pub mean_ns: u64,
 }
 
-/// The storms of Linux's rows of Table 9.
+/// The storms of Linux's rows of Table 9: all four numbers are chosen, none is measured.
 pub const STORMS: InterruptStorms =
     InterruptStorms { least_ns: 3_000_000, most_ns: 6_000_000, pause_ns: 20_000_000, mean_ns: 80_000_000 };
 
