@@ -310,13 +310,13 @@ impl<'a> SchedulePlan<'a> {
         // As printed in the paper, the algorithm is plain first-fit.
         let first =
             if mode == ScheduleModeName::Printed { ScheduleOptions { work_max: 0, ..options } } else { options };
-        let plan = plan(&requests, first).or_else(|refusal| match plan(&requests, options) {
-            Ok(_) => Err((FailureKind::Refused, FIRST_FIT.to_owned())),
+        let plan = plan(&requests, first).map_err(|refusal| match plan(&requests, options) {
+            Ok(_) => (FailureKind::Refused, FIRST_FIT.to_owned()),
             Err(searched) => {
                 let (kind, why) = refused(&searched, &bus.endpoint, speed);
                 let is_place = matches!(refusal, ScheduleRefusal::High { .. });
                 let meets = (is_place && mode == ScheduleModeName::Printed).then(|| whole_quanta(&requests));
-                Err((kind, why + &meets.flatten().unwrap_or_default()))
+                (kind, why + &meets.flatten().unwrap_or_default())
             }
         })?;
         Ok(Self { endpoints: &bus.endpoint, mode, plan, stages: Vec::new() })
