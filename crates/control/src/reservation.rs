@@ -97,12 +97,12 @@ pub struct PlaceStatus {
     /// The endpoint's address; absent for the usual one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The first interval in which it is served.
+    /// The first interval in which time is kept for it. Where in its period it is served is up to the USB controller.
     pub start: u32,
     /// The distance to the next, in intervals.
     pub every: u32,
-    /// Packets each time.
+    /// Packets for which time is kept.
     pub packets: u32,
-    /// Bus time each time, picoseconds.
+    /// Bus time that is kept in each of these intervals, picoseconds.
     pub time_ps: u64,
 }
