@@ -1,8 +1,8 @@
-//! # The ground floor: words and contracts
+//! # The lowest layer: words and contracts
 //!
 //! **This crate is** the vocabulary that every other crate uses: ids, speeds, descriptors, setup
 //! packets, URBs and their completions, payload buffers, limits, our own [`Instant`], and the
-//! traits by which rooms meet ([`Device`], [`BlockDevice`], [`BlockStore`], [`Module`]).
+//! traits by which crates meet ([`Device`], [`BlockDevice`], [`BlockStore`], [`Module`]).
 //!
 //! **It may touch** nothing: no socket, no file, no thread, no clock.
 //!
