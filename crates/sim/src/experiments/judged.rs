@@ -1,11 +1,10 @@
 //! What is left of a plan on a controller that has never seen it: random sets of endpoints and the paper's own, planned
 //! in each [`SchedulingMode`] and then run by an [`XhciController`] of each [`PlacementPolicy`]. R2.
 
-use farbus_realtime::schedule::{EndpointCriticality, EndpointRequest, ScheduleOptions, WORK_MAX, plan};
+use farbus_realtime::schedule::{BusSchedule, EndpointCriticality, EndpointRequest, ScheduleOptions, WORK_MAX, plan};
 use farbus_realtime::transfer::{BusDirection, PacketShape};
 use farbus_realtime::{BusSpeed, TransferKind};
 
-use farbus_realtime::schedule::BusSchedule;
 pub use farbus_realtime::schedule::SchedulingMode;
 
 use super::paper::{ROUND_TRIPS, THROUGHPUT};
