@@ -49,7 +49,9 @@ fn a_bus_is_planned_from_a_file_or_refused_with_what_is_missing() {
     let (path, drawing) = (file.to_str().unwrap(), harness.path("car.svg"));
     write(format!("speed = \"super\"\n{}{}", endpoint("board", 8192), endpoint("lidar", 8192)));
     let json = harness.json(&["plan", "schedule", path, "--json", "--svg", drawing.to_str().unwrap()]);
-    assert_eq!(json["reservation_ps"], 16 * 1_778_400);
+    assert_eq!(json["reservation_ps"], 16 * 2_144_000);
+    let sound = harness.json(&["plan", "schedule", path, "--mode", "sound", "--json"]);
+    assert_eq!(sound["reservation_ps"], 16 * 1_778_400);
     assert_eq!(json["endpoints"][1]["latency_ns"], 125_000);
     assert!(std::fs::read_to_string(&drawing).unwrap().starts_with("<svg "));
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::driver::Driver;
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::restart::{exporter, restart};
-use super::trust::{Host, hosts};
+use super::trust::{Host, hosts, pair};
 
 const LOW: &str = "bytes=256,period=1,criticality=low,endpoint=0x83";
 
@@ -62,6 +62,29 @@ fn impossible_reservation_is_refused_with_the_reason() {
     assert!(refused.to_string().contains("ms are missing: data are there after"), "{refused}");
     let usual = harness.run(&["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=64,period=3"]);
     assert!(usual.code == Some(3) && usual.stderr.contains("no power of two"), "{usual:?}");
+}
+
+/// 64 packets each microframe are 524 MB/s: more than a SuperSpeed wire carries, and less than by eight bits a byte.
+#[test]
+fn reservation_above_what_the_wire_carries_is_refused() {
+    const ABOVE: &str = "bytes=65536,period=1,endpoint=0x81,criticality=low";
+    let harness = Harness::new();
+    let share = harness.share(&["zero,speed=super"]);
+    let session = |reservation: &str| {
+        let ReservationRequest(reservation) = reservation.parse().unwrap();
+        let client = ImporterClient::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
+        client.session(&share.library_target("zero"), Duration::from_secs(5)).map(drop).map_err(|why| why.to_string())
+    };
+    let refusal = session(ABOVE).expect_err("the wire carries 57 packets");
+    assert!(refusal.contains("of an interval are missing"), "{refusal}");
+    session("bytes=49152,period=1,endpoint=0x81").expect("it carries 48");
+    // From a paired host, by the daemon.
+    let [lab3, desk] = hosts(&harness);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "zero"]);
+    let (_daemon, _, secure) = exporter(&harness, &lab3, "{what='zero,speed=super'}");
+    let refused = desk.run(&["attach", "lab3/zero", "--via", "redir", "--address", &secure, "--reserve", ABOVE]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("of an interval are missing"), "{refused:?}");
 }
 
 #[test]
