@@ -296,7 +296,7 @@ pub const COMMANDS: &[PageAction] = &[
             parameter("plan", ParameterType::Path, ArgumentPosition::Word, PLAN),
             parameter(
                 "mode",
-                ParameterType::Choice(&["sound", "spread", "printed"]),
+                ParameterType::Choice(&["controller", "sound", "spread", "printed"]),
                 ArgumentPosition::Option("--mode"),
                 "How exactly.",
             ),
