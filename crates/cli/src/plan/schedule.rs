@@ -313,7 +313,7 @@ impl<'a> SchedulePlan<'a> {
         let plan = plan(&requests, first).map_err(|refusal| match plan(&requests, options) {
             Ok(_) => (FailureKind::Refused, FIRST_FIT.to_owned()),
             Err(searched) => {
-                let (kind, why) = refused(&searched, &bus.endpoint, speed);
+                let (kind, why) = refused(&searched, &bus.endpoint, speed, mode);
                 let is_place = matches!(refusal, ScheduleRefusal::High { .. });
                 let meets = (is_place && mode == ScheduleModeName::Printed).then(|| whole_quanta(&requests));
                 (kind, why + &meets.flatten().unwrap_or_default())
@@ -367,8 +367,8 @@ impl<'a> SchedulePlan<'a> {
             let missing = us_from_ps(rejected.missing_ps);
             let name = self.name(rejected.id);
             let is_periodic = plan.requests().iter().any(|r| r.id == rejected.id && r.shape.is_periodic());
-            let which = if is_periodic { "in the" } else { "of each" };
-            let room = if is_periodic { " with most room" } else { "" };
+            let is_placed = is_periodic && self.mode != ScheduleModeName::Controller;
+            let (which, room) = if is_placed { ("in the", " with most room") } else { ("of each", "") };
             let lack = format!("{name}: not admitted (low criticality): {missing} us are missing {which} {unit}{room}");
             write_wrapped(&mut text, "", &lack);
         }
@@ -580,7 +580,12 @@ fn request(id: u32, speed: BusSpeed, endpoint: &PlannedEndpoint) -> Result<Endpo
 }
 
 /// A refusal in the terms of the file: which party has to act, what is missing, what to change.
-fn refused(refusal: &ScheduleRefusal, endpoints: &[PlannedEndpoint], speed: BusSpeed) -> (FailureKind, String) {
+fn refused(
+    refusal: &ScheduleRefusal,
+    endpoints: &[PlannedEndpoint],
+    speed: BusSpeed,
+    mode: ScheduleModeName,
+) -> (FailureKind, String) {
     let name = |id: &u32| endpoints.get(*id as usize).map_or("", |endpoint| endpoint.name.as_str());
     let unit = unit(speed);
     match refusal {
@@ -592,6 +597,15 @@ fn refused(refusal: &ScheduleRefusal, endpoints: &[PlannedEndpoint], speed: BusS
                 name(id),
                 us_from_ps(*needed_ps),
                 us_from_ps(*available_ps)
+            );
+            (FailureKind::Refused, message)
+        }
+        ScheduleRefusal::High { id, missing_ps, .. } if mode == ScheduleModeName::Controller => {
+            let message = format!(
+                "{} is not admitted: a controller may serve all in one {unit}, in which {} us are missing; \
+                 give others 'criticality = \"low\"' or fewer packets",
+                name(id),
+                us_from_ps(*missing_ps)
             );
             (FailureKind::Refused, message)
         }
@@ -788,6 +802,10 @@ mod tests {
         assert!(refusal(&bus, ScheduleModeName::Sound).1.ends_with("for such an endpoint, 1 too few"));
         bus.endpoint[1].budget_bytes = None;
         bus.endpoint[1].criticality = CriticalityWord::High;
+        let (_, why) = refusal(&bus, ScheduleModeName::Controller);
+        let missing =
+            "i2 is not admitted: a controller may serve all in one microframe, in which 27.156 us are missing";
+        assert!(why.starts_with(missing), "{why}");
         let (_, why) = refusal(&bus, ScheduleModeName::Printed);
         assert!(why.starts_with("i2 is not admitted: no microframe has room for it"), "{why}");
         // With two endpoints every arrangement was tried.
