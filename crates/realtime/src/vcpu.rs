@@ -6,11 +6,13 @@
 //! in nanoseconds of one monotonic clock, never backwards.
 
 mod admission;
+mod demand;
 mod inheriting;
 mod reserve;
 mod sporadic;
 
 pub use admission::{VcpuLoad, VcpuOverload, admit};
+pub use demand::DemandMeter;
 pub use inheriting::InheritingServer;
 pub use reserve::{BudgetOverrun, VcpuReserve};
 pub use sporadic::{REPLENISHMENTS_MAX, SporadicServer};

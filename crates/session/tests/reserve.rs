@@ -152,7 +152,7 @@ fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
 #[test]
 fn slower_path_suspends_low_criticality_only() {
     let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
-    let wide = MeasuredPath { bits_per_s: 100_000_000, round_trip_ns: 400_000 };
+    let wide = MeasuredPath { bits_per_s: 100_000_000, round_trip_ns: 400_000, wake_up_ns: 0 };
     ledger.note_path("desk", wide);
     ask(&mut ledger, "high", &carrier, stream(ReservationCriticality::High, 1024, 8)).unwrap();
     for device in ["a", "b", "c"] {
@@ -177,7 +177,7 @@ fn slower_path_suspends_low_criticality_only() {
 #[test]
 fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
     let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
-    ledger.note_path("desk", MeasuredPath { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000 });
+    ledger.note_path("desk", MeasuredPath { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000, wake_up_ns: 0 });
     let within = |ns| ReservationTerms { latency_ns: ns, ..stream(ReservationCriticality::High, 1024, 8) };
     let Err(ReservationDenial::Delay { missing_ns, bound_ns }) = ask(&mut ledger, "zero", &carrier, within(6_000_000))
     else {
@@ -193,7 +193,7 @@ fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
 #[test]
 fn device_without_bus_reserves_its_path_and_a_processor() {
     let (mut ledger, disk) = (HostReservationLedger::new(4, COST), DeviceBusProfile::without_bus());
-    ledger.note_path("desk", MeasuredPath { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
+    ledger.note_path("desk", MeasuredPath { bits_per_s: 40_000_000, round_trip_ns: 400_000, wake_up_ns: 0 });
     let terms = |endpoint, bytes, period, criticality| ReservationTerms {
         criticality,
         latency_ns: 0,
@@ -223,7 +223,7 @@ fn device_without_bus_reserves_its_path_and_a_processor() {
 #[test]
 fn reservation_moves_to_a_path_with_room() {
     let (mut ledger, carrier) = (HostReservationLedger::new(4, COST), carrier("bus", UsbSpeed::High));
-    let narrow = MeasuredPath { bits_per_s: 12_000_000, round_trip_ns: 400_000 };
+    let narrow = MeasuredPath { bits_per_s: 12_000_000, round_trip_ns: 400_000, wake_up_ns: 0 };
     ledger.note_path("rack", narrow);
     for (device, criticality) in [("high", ReservationCriticality::High), ("low", ReservationCriticality::Low)] {
         ask(&mut ledger, device, &carrier, stream(criticality, 1024, 8)).unwrap();
@@ -267,6 +267,45 @@ fn processor_taken_by_pipes_carries_no_more() {
     ledger.processors_mut().leave("pipe");
     assert_eq!(ledger.settle_again().len(), 1);
     assert_eq!(state(&ledger, "low"), ReservationState::Admitted);
+}
+
+/// What a device's thread takes, once that was seen, is what is reserved for it: others give way, and if that is not
+/// enough it is suspended with what is missing.
+#[test]
+fn thread_that_takes_more_than_was_assumed_has_more_or_is_suspended_with_what_is_missing() {
+    let (mut ledger, carrier) = (HostReservationLedger::new(1, COST), carrier("bus", UsbSpeed::High));
+    ask(&mut ledger, "low", &carrier, stream(ReservationCriticality::Low, 1024, 8)).unwrap();
+    ask(&mut ledger, "can", &carrier, stream(ReservationCriticality::High, 64, 8)).unwrap();
+    let budget_ns = |ledger: &HostReservationLedger, device: &str| {
+        let line = ledger.lines().find(|line| line.device == device).and_then(|line| line.processor);
+        line.map(|(_, reserve)| reserve.budget_ns)
+    };
+    assert_eq!(budget_ns(&ledger, "can"), Some(4 * COST.turn_ns + COST.kib_ns));
+    // A measured path says what a wake-up costs there, with its link.
+    let measured = MeasuredPath { bits_per_s: 0, round_trip_ns: 0, wake_up_ns: 30_000 };
+    ledger.note_path("desk", measured);
+    assert_eq!(budget_ns(&ledger, "can"), Some(4 * 30_000 + COST.kib_ns));
+    assert_eq!(ledger.note_need("can", 300_000), []);
+    assert_eq!(budget_ns(&ledger, "can"), Some(300_000));
+    let news = ledger.note_need("can", 800_000);
+    assert_eq!(
+        news.iter().map(|news| (news.device.as_str(), news.report.lack)).collect::<Vec<_>>(),
+        [("low", ScarceResource::Processor)]
+    );
+    // 1.2 processors: two tenths are missing, and the thread's time is free for others.
+    let news = ledger.note_need("can", 1_200_000);
+    let report = |device: &str| news.iter().find(|news| news.device == device).map(|news| news.report);
+    let can = report("can").expect("it is suspended");
+    assert_eq!(
+        (can.state, can.lack, can.missing),
+        (ReservationState::Suspended, ScarceResource::Processor, 200_000_000)
+    );
+    assert_eq!(report("low").map(|report| report.state), Some(ReservationState::Admitted));
+    assert_eq!(ledger.note_need("can", 300_000).len(), 1);
+    assert_eq!(
+        (state(&ledger, "can"), state(&ledger, "low")),
+        (ReservationState::Admitted, ReservationState::Admitted)
+    );
 }
 
 /// Random numbers from a seed.
@@ -398,7 +437,7 @@ fn thousand_hosts_keep_what_they_promised() {
                 4 | 5 => ledger.release(device),
                 6 => {
                     let bits_per_s = random.pick(&[0, 2_000_000, 20_000_000, 200_000_000]);
-                    ledger.note_path(path, MeasuredPath { bits_per_s, round_trip_ns: 1_000_000 })
+                    ledger.note_path(path, MeasuredPath { bits_per_s, round_trip_ns: 1_000_000, wake_up_ns: 0 })
                 }
                 _ => {
                     let next = again(&ledger, &carriers);

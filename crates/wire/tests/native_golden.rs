@@ -536,11 +536,12 @@ fn controls() -> Vec<(&'static str, GoldenMessage)> {
         path_bits_per_s: 8_400_000,
         bus_ppm: 17_000,
         thread: None,
+        budget: None,
     };
     let with_thread = ReservationReport { thread: Some(ThreadTime::Reserved), ..admitted };
     let (state, lack, criticality) = (ReservationState::Suspended, ScarceResource::Rate, ReservationCriticality::Low);
     let claims = vec![EndpointBandwidth { endpoint: 0x81, bytes: 64, period: 1 }];
-    let telling = ReservationTerms { criticality, latency_ns: 0, claims, wants_thread: true };
+    let telling = ReservationTerms { criticality, latency_ns: 0, claims, wants_thread: true, wants_budget: false };
     let identity = ExportIdentity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
     let suspended = ReservationReport { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
     let port = |endpoint| ConsolePort { endpoint: EpAddr::from_byte(endpoint), kind: PortKind::FTDI };

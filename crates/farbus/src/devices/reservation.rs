@@ -132,7 +132,7 @@ pub(crate) fn reservation_status(line: &ListedReservation<'_>) -> ReservationSta
 }
 
 /// What is short, in one word, and how much of it is missing, with its unit. `None`: nothing.
-pub(crate) fn in_words(lack: ScarceResource, missing: u64) -> Option<(String, String)> {
+pub fn in_words(lack: ScarceResource, missing: u64) -> Option<(String, String)> {
     let (lack, missing) = match lack {
         ScarceResource::None => return None,
         ScarceResource::Bus => {

@@ -27,7 +27,7 @@ const ANSWERS_MAX: u8 = 32;
 impl ReservationRequest {
     /// Requests this reservation.
     pub fn of(reservation: ReservationTerms) -> Self {
-        let reservation = ReservationTerms { wants_thread: true, ..reservation };
+        let reservation = ReservationTerms { wants_thread: true, wants_budget: true, ..reservation };
         Self { reservation: Some(reservation), ..Self::default() }
     }
 

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | ask | says *echo* |
 //! | open | keeps the open request |
-//! | echo | knows the round trip, and sends a train |
+//! | echo | says *echo* again, a few times: each wakes the thread that will serve the device, which counts what that takes |
+//! | the last echo | knows the round trip, and sends a train |
 //! | measured | knows the rate and opens the device; if the rate is too low, it says *echo* again, up to twice |
 //!
 //! Other work of the two machines makes a path seem slower than it is, never faster, so the best measurement counts.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use farbus_model::budget::{ANSWERS_BYTES_MAX, ASKED_MAX};
 use farbus_model::{Instant, Payload};
@@ -24,6 +26,10 @@ use crate::snapshot::{FieldReader, SnapshotWriter};
 
 /// How often a path that seems too slow is measured.
 const TRIES_MAX: u8 = 3;
+/// Round trips of the first measurement, as many as there is time for. With those of further measurements they are
+/// fewer than an importer answers.
+const ECHOES: u8 = 16;
+const ECHOES_TIME: Duration = Duration::from_millis(20);
 
 /// Requested reservations, by attachment.
 #[derive(Default)]
@@ -41,6 +47,9 @@ pub(super) struct PendingReservation {
     tries: u8,
     /// When *echo* was sent; `None` if another process sent it.
     echo_at: Option<Instant>,
+    /// Echoes that were answered, and when the first was sent.
+    echoes: u8,
+    echoes_from: Option<Instant>,
     has_echoed: bool,
     is_measured: bool,
     open: Option<OpenRequest>,
@@ -83,15 +92,20 @@ impl PendingReservations {
             let echo_at = Some(now);
             let path = MeasuredPath::default();
             let (has_echoed, is_measured) = (false, false);
-            let asking =
-                PendingReservation { reservation, path, tries: 0, echo_at, has_echoed, is_measured, open: None };
+            let (tries, echoes, echoes_from, open) = (0, 0, echo_at, None);
+            let asking = PendingReservation {
+                reservation,
+                path,
+                tries,
+                echo_at,
+                echoes,
+                echoes_from,
+                has_echoed,
+                is_measured,
+                open,
+            };
             self.reservations.insert(number, asking);
-            lanes.send(OutboundMessage::control(
-                FrameKind::Reserve,
-                number,
-                0,
-                ReservationMessage::Echo.encode().into(),
-            ));
+            send_echo(number, lanes);
             return Ok(None);
         }
         let Some(asking) = self.reservations.get_mut(&number) else {
@@ -100,11 +114,16 @@ impl PendingReservations {
         };
         match word {
             ReservationMessage::Echo if !asking.has_echoed => {
-                asking.has_echoed = true;
                 let round_trip = asking.echo_at.map(|at| now - at).unwrap_or_default();
                 let round_trip_ns = round_trip.as_nanos().try_into().unwrap_or(u64::MAX);
                 let before = asking.path.round_trip_ns;
                 asking.path.round_trip_ns = if before == 0 { round_trip_ns } else { before.min(round_trip_ns) };
+                if asking.wants_echo(now) {
+                    (asking.echo_at, asking.echoes) = (Some(now), asking.echoes + 1);
+                    send_echo(number, lanes);
+                    return Ok(None);
+                }
+                asking.has_echoed = true;
                 self.trains.push_back(number);
                 if lanes.untaken_bytes() <= ANSWERS_BYTES_MAX {
                     self.send_train(lanes);
@@ -156,7 +175,7 @@ impl PendingReservations {
             number,
             PendingReservation { tries, echo_at, has_echoed: false, is_measured: false, open, ..asking },
         );
-        lanes.send(OutboundMessage::control(FrameKind::Reserve, number, 0, ReservationMessage::Echo.encode().into()));
+        send_echo(number, lanes);
         true
     }
 
@@ -190,14 +209,29 @@ impl PendingReservations {
             let ReservationMessage::Ask(reservation) = ReservationMessage::decode(from.bytes("reservation")?)? else {
                 return Err(ProtocolViolation::new("reservation", number.into(), "it is one"));
             };
-            let path = MeasuredPath { round_trip_ns: from.u64("round trip")?, bits_per_s: from.u64("bits a second")? };
+            let path = MeasuredPath {
+                round_trip_ns: from.u64("round trip")?,
+                bits_per_s: from.u64("bits a second")?,
+                wake_up_ns: 0,
+            };
             let tries = from.u8("tries")?;
             let (has_echoed, is_measured) = (from.flag("echoed")?, from.flag("measured")?);
             let open = from.bytes("open")?;
             let open = if open.is_empty() { None } else { Some(OpenRequest::decode(open)?) };
             let is_sound =
                 number > 0 && tries < TRIES_MAX && (has_echoed || !is_measured) && !(is_measured && open.is_some());
-            let asking = PendingReservation { reservation, path, tries, echo_at: None, has_echoed, is_measured, open };
+            let (echo_at, echoes, echoes_from) = (None, 0, None);
+            let asking = PendingReservation {
+                reservation,
+                path,
+                tries,
+                echo_at,
+                echoes,
+                echoes_from,
+                has_echoed,
+                is_measured,
+                open,
+            };
             if !is_sound || all.insert(number, asking).is_some() || all.len() > ASKED_MAX {
                 return Err(ProtocolViolation::new(
                     "attachment",
@@ -208,6 +242,18 @@ impl PendingReservations {
         }
         Ok(Self { reservations: all, trains: VecDeque::new() })
     }
+}
+
+impl PendingReservation {
+    /// Whether a further round trip belongs to the first measurement.
+    fn wants_echo(&self, now: Instant) -> bool {
+        let has_time = self.echoes_from.is_some_and(|from| now < from + ECHOES_TIME);
+        self.tries == 0 && self.echoes + 1 < ECHOES && has_time
+    }
+}
+
+fn send_echo(number: u16, lanes: &mut LaneArray) {
+    lanes.send(OutboundMessage::control(FrameKind::Reserve, number, 0, ReservationMessage::Echo.encode().into()));
 }
 
 /// Sends a train, as fast as the path takes it.

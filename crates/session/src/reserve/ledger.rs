@@ -35,6 +35,9 @@ const SEGMENT_BYTES: u64 = 1448;
 const SEGMENT_HEAD_BYTES: u64 = 52;
 /// The share of a path that may be reserved: the rest is for requests, control and unreserved traffic.
 const PATH_SHARE_PERCENT: u64 = 90;
+/// Wake-ups of a session's thread for each period, until it was seen what it takes: one for a request, one for its
+/// data. Each counts twice, because a round trip without a device costs less.
+const TURNS: u64 = 4;
 /// Most entries of a snapshot.
 const ENTRIES_MAX: usize = 4096;
 
@@ -54,6 +57,9 @@ pub struct MeasuredPath {
     pub bits_per_s: u64,
     /// The round trip in nanoseconds; half of it counts towards a reservation's delay.
     pub round_trip_ns: u64,
+    /// Processor time of a wake-up of the thread that serves this path, with what its link costs (TLS, QUIC or
+    /// neither), in nanoseconds; 0: not measured.
+    pub wake_up_ns: u64,
 }
 
 /// A reservation request for a device.
@@ -120,6 +126,8 @@ struct LedgerEntry {
     requests: Vec<EndpointRequest>,
     loads: Vec<ReservationLoad>,
     path: Option<String>,
+    /// The budget that its thread needs each period, once that was measured.
+    needed_ns: Option<u64>,
     /// Its position in the order of arrival.
     order: u64,
     report: ReservationReport,
@@ -189,6 +197,7 @@ impl HostReservationLedger {
             path_bits_per_s: 0,
             bus_ppm: 0,
             thread: None,
+            budget: None,
         };
         let entry = LedgerEntry {
             device: device.to_owned(),
@@ -197,6 +206,7 @@ impl HostReservationLedger {
             requests,
             loads,
             path: path.map(str::to_owned),
+            needed_ns: None,
             order,
             report,
         };
@@ -259,6 +269,16 @@ impl HostReservationLedger {
     pub fn lead_to(&mut self, device: &str, path: Option<&str>) -> Vec<ReservationChange> {
         match self.entries.iter_mut().find(|entry| entry.device == device) {
             Some(entry) => entry.path = path.map(str::to_owned),
+            None => return Vec::new(),
+        }
+        self.settle_again()
+    }
+
+    /// Records what the thread that serves a device was seen to need each period. The device's budget follows; if no
+    /// processor carries it even after those of low criticality gave way, its reservation is suspended.
+    pub fn note_need(&mut self, device: &str, needed_ns: u64) -> Vec<ReservationChange> {
+        match self.entries.iter_mut().find(|entry| entry.device == device) {
+            Some(entry) => entry.needed_ns = Some(needed_ns.max(1)),
             None => return Vec::new(),
         }
         self.settle_again()
@@ -418,13 +438,10 @@ impl ScheduleDraft<'_> {
         if latency_ns > 0 && bound_ns > latency_ns && !stays {
             return Err(ReservationDenial::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
         }
-        // The processor comes last, because it would have to be undone.
+        // The processor comes last, because it would have to be undone. A thread without its time keeps no promise, so
+        // no reservation stays without it.
         let entered = self.processors.enter(&owner_of(&entry.device), thread);
-        if let Err(overload) = entered
-            && !stays
-        {
-            return Err(ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) });
-        }
+        entered.map_err(|overload| ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) })?;
         let bus_ppm = entry.requests.iter().map(|request| request.utilization_ppm(SchedulingMode::Controller)).sum();
         if let Some(plan) = plan {
             self.plans.insert(entry.bus.clone(), plan);
@@ -442,6 +459,7 @@ impl ScheduleDraft<'_> {
             path_bits_per_s: bits,
             bus_ppm,
             thread: None,
+            budget: None,
         })
     }
 
@@ -492,10 +510,14 @@ impl ScheduleDraft<'_> {
     /// The processor time that its session's thread needs.
     fn thread(&self, entry: &LedgerEntry) -> VcpuReserve {
         let period_ns = entry.loads.iter().map(|load| load.period_ns).min().unwrap_or(URB_NS).max(URB_NS);
+        if let Some(budget_ns) = entry.needed_ns {
+            return VcpuReserve { budget_ns, period_ns };
+        }
         let bytes = entry.loads.iter().map(|load| u64::from(load.bytes) * period_ns.div_ceil(load.period_ns));
         let ServingCost { turn_ns, kib_ns } = self.ledger.cost;
-        // Requests arrive in one turn, data leaves in another.
-        let budget_ns = 2 * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
+        let path = entry.path.as_ref().and_then(|path| self.ledger.paths.get(path)).copied().unwrap_or_default();
+        let turn_ns = if path.wake_up_ns > 0 { path.wake_up_ns } else { turn_ns };
+        let budget_ns = TURNS * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
         VcpuReserve { budget_ns: budget_ns.max(1), period_ns }
     }
 }
@@ -543,7 +565,7 @@ impl HostReservationLedger {
             to.flag(is_suspended);
         }
         to.count(self.paths.len());
-        for (path, MeasuredPath { bits_per_s, round_trip_ns }) in &self.paths {
+        for (path, MeasuredPath { bits_per_s, round_trip_ns, .. }) in &self.paths {
             to.bytes(path.as_bytes());
             to.u64(*bits_per_s);
             to.u64(*round_trip_ns);
@@ -578,7 +600,11 @@ impl HostReservationLedger {
             let path = text(from, "path")?;
             paths.insert(
                 path,
-                MeasuredPath { bits_per_s: from.u64("bits a second")?, round_trip_ns: from.u64("round trip")? },
+                MeasuredPath {
+                    bits_per_s: from.u64("bits a second")?,
+                    round_trip_ns: from.u64("round trip")?,
+                    wake_up_ns: 0,
+                },
             );
         }
         let last = expected.values().map(|expected| expected.order).max().unwrap_or_default();

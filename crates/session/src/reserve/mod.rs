@@ -28,7 +28,7 @@ pub mod suspension;
 pub use carrier::DeviceBusProfile;
 pub use farbus_wire::native::reserve::{
     CLAIMS_MAX, EndpointBandwidth, ReservationCriticality, ReservationReport, ReservationState, ReservationTerms,
-    ScarceResource, ThreadTime,
+    ScarceResource, ThreadBudget, ThreadTime,
 };
 pub use ledger::{HostReservationLedger, LedgerRequest, ReservationChange, ServingCost};
 pub use processors::HostProcessors;

@@ -107,6 +107,7 @@ impl ReservationDenial {
             path_bits_per_s: 0,
             bus_ppm: 0,
             thread: None,
+            budget: None,
         }
     }
 }

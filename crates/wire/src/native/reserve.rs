@@ -4,7 +4,8 @@
 //! ```text
 //!   ask       importer: 0, criticality 1, claims 1, flags 1, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
 //!   report    exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4,
-//!             and thread 1 if the flags of *ask* have bit 0
+//!             and thread 1 if the flags of *ask* have bit 0, and behind it budget ns 8, period ns 8, overruns 8 if they
+//!             have bit 1 and the thread has a budget
 //!   echo      exporter: 2; importer: the same at once
 //!   train     exporter: 3, place 1, cars 1, then zeros
 //!   measured  importer: 4, bits a second 8
@@ -56,6 +57,8 @@ pub struct ReservationTerms {
     /// Whether the importer knows [`ReservationReport::thread`] and wants to be told. Exporters of earlier versions
     /// ignore it.
     pub wants_thread: bool,
+    /// Whether the importer knows [`ReservationReport::budget`] and wants to be told.
+    pub wants_budget: bool,
 }
 
 /// The state of a reservation.
@@ -104,6 +107,17 @@ pub enum ThreadTime {
     Reserved,
 }
 
+/// The processor time of the exporter's thread that serves a device, and whether it was enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ThreadBudget {
+    /// Processor time in each period, in nanoseconds.
+    pub budget_ns: u64,
+    /// The period, in nanoseconds.
+    pub period_ns: u64,
+    /// The periods so far in which the thread ran for longer than its budget.
+    pub overruns: u64,
+}
+
 /// The exporter's report about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationReport {
@@ -124,6 +138,9 @@ pub struct ReservationReport {
     /// The processor time of the thread that serves the device. `None`: not said; it is said only to importers that
     /// ask for it ([`ReservationTerms::wants_thread`]).
     pub thread: Option<ThreadTime>,
+    /// How much time that is. `None`: the thread has none, or the importer did not ask for it
+    /// ([`ReservationTerms::wants_budget`]).
+    pub budget: Option<ThreadBudget>,
 }
 
 /// A message about a reservation.
@@ -150,6 +167,8 @@ const CRITICALITIES: [ReservationCriticality; 2] = [ReservationCriticality::Low,
 const THREAD_TIMES: [ThreadTime; 2] = [ThreadTime::Ordinary, ThreadTime::Reserved];
 /// The flag of *ask* that says [`ReservationTerms::wants_thread`].
 const WANTS_THREAD: u8 = 1;
+/// The flag of *ask* that says [`ReservationTerms::wants_budget`].
+const WANTS_BUDGET: u8 = 2;
 const STATES: [ReservationState; 3] =
     [ReservationState::Admitted, ReservationState::Suspended, ReservationState::Refused];
 const LACKS: [ScarceResource; 10] = [
@@ -177,8 +196,15 @@ impl ReservationMessage {
     /// Encodes the message; a train's message is followed by [`CAR_BYTES`] of zeros.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            ReservationMessage::Ask(ReservationTerms { criticality, latency_ns, claims, wants_thread }) => {
-                let flags = if *wants_thread { WANTS_THREAD } else { 0 };
+            ReservationMessage::Ask(ReservationTerms {
+                criticality,
+                latency_ns,
+                claims,
+                wants_thread,
+                wants_budget,
+            }) => {
+                let flags = [(*wants_thread, WANTS_THREAD), (*wants_budget, WANTS_BUDGET)];
+                let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
                 let mut bytes = vec![0, code_of(&CRITICALITIES, criticality), claims.len() as u8, flags];
                 bytes.extend(latency_ns.to_le_bytes());
                 for EndpointBandwidth { endpoint, bytes: budget, period } in claims {
@@ -197,6 +223,11 @@ impl ReservationMessage {
                 }
                 bytes.extend(report.bus_ppm.to_le_bytes());
                 bytes.extend(report.thread.map(|thread| code_of(&THREAD_TIMES, &thread)));
+                if let Some(ThreadBudget { budget_ns, period_ns, overruns }) =
+                    report.budget.filter(|_| report.thread.is_some())
+                {
+                    [budget_ns, period_ns, overruns].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+                }
                 bytes
             }
             ReservationMessage::Echo => vec![2],
@@ -236,7 +267,8 @@ fn reservation(reader: &mut FieldReader<'_>) -> Result<ReservationTerms, Protoco
     if count == 0 || usize::from(count) > CLAIMS_MAX {
         return Err(ProtocolViolation::new("claims", count.into(), "a reservation has 1 to 16"));
     }
-    let wants_thread = reader.u8("flags")? & WANTS_THREAD != 0;
+    let flags = reader.u8("flags")?;
+    let (wants_thread, wants_budget) = (flags & WANTS_THREAD != 0, flags & WANTS_BUDGET != 0);
     let latency_ns = reader.u64("latency")?;
     let mut claims = Vec::new();
     for _ in 0..count {
@@ -250,7 +282,7 @@ fn reservation(reader: &mut FieldReader<'_>) -> Result<ReservationTerms, Protoco
         reader.take(3, "zeros")?;
         claims.push(EndpointBandwidth { endpoint, bytes: reader.u32("bytes")?, period: reader.u32("period")? });
     }
-    Ok(ReservationTerms { criticality, latency_ns, claims, wants_thread })
+    Ok(ReservationTerms { criticality, latency_ns, claims, wants_thread, wants_budget })
 }
 
 fn report(reader: &mut FieldReader<'_>) -> Result<ReservationReport, ProtocolViolation> {
@@ -266,6 +298,14 @@ fn report(reader: &mut FieldReader<'_>) -> Result<ReservationReport, ProtocolVio
             0 => None,
             _ => Some(of_code(&THREAD_TIMES, reader.u8("thread")?, "thread", "its time is ordinary or reserved")?),
         },
+        budget: match reader.left() {
+            0 => None,
+            _ => Some(ThreadBudget {
+                budget_ns: reader.u64("budget")?,
+                period_ns: reader.u64("period")?,
+                overruns: reader.u64("overruns")?,
+            }),
+        },
     })
 }
 
@@ -279,12 +319,13 @@ mod tests {
             EndpointBandwidth { endpoint: 0x83, bytes: 1024, period: 8 },
             EndpointBandwidth { endpoint: 2, bytes: 64, period: 1 },
         ];
-        let wants_thread = true;
+        let (wants_thread, wants_budget) = (true, true);
         let ask = ReservationMessage::Ask(ReservationTerms {
             criticality: ReservationCriticality::Low,
             latency_ns: 5_000_000,
             claims,
             wants_thread,
+            wants_budget,
         });
         let report = |state, lack| {
             ReservationMessage::Report(ReservationReport {
@@ -296,6 +337,7 @@ mod tests {
                 path_bits_per_s: 9,
                 bus_ppm: 10,
                 thread: None,
+                budget: None,
             })
         };
         let reports = STATES.map(|state| report(state, ScarceResource::None)).into_iter();
@@ -321,7 +363,7 @@ mod tests {
 
     #[test]
     fn report_says_whether_the_thread_has_its_time_in_one_byte_more() {
-        let report = |thread| {
+        let report = |thread, budget| {
             let (state, lack, criticality) =
                 (ReservationState::Admitted, ScarceResource::None, ReservationCriticality::High);
             let numbers = (0, 8, 9, 10);
@@ -335,14 +377,22 @@ mod tests {
                 path_bits_per_s,
                 bus_ppm,
                 thread,
+                budget,
             })
         };
-        let without = report(None).encode();
+        let without = report(None, None).encode();
         for (thread, code) in [(ThreadTime::Ordinary, 0), (ThreadTime::Reserved, 1)] {
-            let bytes = report(Some(thread)).encode();
+            let bytes = report(Some(thread), None).encode();
             assert_eq!(bytes, [&without[..], &[code]].concat());
-            assert_eq!(ReservationMessage::decode(&bytes), Ok(report(Some(thread))));
+            assert_eq!(ReservationMessage::decode(&bytes), Ok(report(Some(thread), None)));
             assert!(ReservationMessage::decode(&[&bytes[..], &[0]].concat()).is_err());
+        }
+        let budget = Some(ThreadBudget { budget_ns: 300_000, period_ns: 1_000_000, overruns: 2 });
+        let bytes = report(Some(ThreadTime::Reserved), budget).encode();
+        assert_eq!(bytes.len(), without.len() + 25);
+        assert_eq!(ReservationMessage::decode(&bytes), Ok(report(Some(ThreadTime::Reserved), budget)));
+        for end in without.len() + 2..bytes.len() {
+            assert!(ReservationMessage::decode(&bytes[..end]).is_err(), "{end}");
         }
     }
 

@@ -266,10 +266,14 @@ impl DeviceProvider for ExporterState {
     }
 
     fn note_progress(&self, open: &native::OpenRequest, progress: TcpSendProgress) {
-        if let Some(name) =
-            self.registry.bus_id_of(&open.name).ok().and_then(|bus_id| self.registry.device_name(&bus_id))
-        {
+        if let Some(name) = self.registry.name_of_opened(&open.name) {
             self.reservations.note_progress(&name, progress);
+        }
+    }
+
+    fn note_need(&self, device: &str, needed_ns: u64) {
+        if let Some(name) = self.registry.name_of_opened(device) {
+            self.reservations.note_need(&name, needed_ns);
         }
     }
 

@@ -387,6 +387,10 @@ pub trait DeviceProvider: Send + Sync + 'static {
     /// Reports the progress of the link that carries a device with a reservation.
     fn note_progress(&self, open: &OpenRequest, progress: TcpSendProgress);
 
+    /// Reports what the calling thread needs each period for a device with a reservation, in nanoseconds. `device`: the
+    /// name under which it was opened.
+    fn note_need(&self, device: &str, needed_ns: u64);
+
     /// All reservations, saved for another process.
     fn reservations(&self) -> Vec<u8>;
 

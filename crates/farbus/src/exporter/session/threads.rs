@@ -341,6 +341,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
     fn turn(&mut self) -> io::Result<Option<SessionLoopEnd>> {
         self.take_links()?;
         let now = self.clock.now();
+        self.session_thread.note_turn(now, self.session.measures_path());
         if let Some(end) = self.caller.end().filter(|_| self.session.may_close(now)) {
             for number in self.session_handles.by_number.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
@@ -414,6 +415,16 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
             for (open, _) in &self.prioritized.devices {
                 progress.into_iter().for_each(|progress| self.provider.note_progress(open, progress));
             }
+            self.note_needs();
+        }
+    }
+
+    /// Has the ledger follow what this thread takes.
+    fn note_needs(&mut self) {
+        let needs = self.session_thread.needs();
+        if !needs.is_empty() || self.session_thread.has_overrun() {
+            needs.iter().for_each(|(name, needed_ns)| self.provider.note_need(name, *needed_ns));
+            self.settle_reservations();
         }
     }
 
@@ -423,10 +434,10 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
         let opened = self.session.opened();
         let all: Vec<_> = opened.map(|(number, open)| (number, open.clone(), provider.reserved(open))).collect();
         let named = all.iter().map(|(_, open, reserved)| (open.name.as_str(), *reserved));
-        if let Some(time) = self.session_thread.set(named, |time| provider.schedule(time)) {
+        if self.session_thread.set(named, |time| provider.schedule(time)) {
             let reserved = all.iter().filter_map(|(number, _, reserved)| Some((number, (*reserved)?)));
             for (&number, reserved) in reserved.filter(|(_, reserved)| reserved.wants_thread) {
-                self.session.say_report(number, reserved.report_with(time));
+                self.session.say_report(number, self.session_thread.in_report(reserved.report, Some(&reserved)));
             }
         }
         let reserved = all.into_iter().filter_map(|(_, open, reserved)| Some((open, reserved?.report)));
@@ -736,8 +747,7 @@ impl<'a, H: DeviceProvider> NativeSessionEngine<'a, H> {
             if let Some(report) = session_handle.take_reserved() {
                 let open = session.opened().find(|(opened, _)| *opened == number).map(|(_, open)| open);
                 let reserved = open.and_then(|open| self.provider.reserved(open));
-                let is_told = reserved.is_some_and(|reserved| reserved.wants_thread);
-                session.say_report(number, self.session_thread.in_report(report, is_told));
+                session.say_report(number, self.session_thread.in_report(report, reserved.as_ref()));
                 self.prioritized.note_news();
             }
             if let Some(left) = session_handle.take_lease_left() {
@@ -778,12 +788,10 @@ impl<H: DeviceProvider> ExporterServices for SessionDeviceOpener<'_, H> {
         reservation: &ReservationTerms,
         path: MeasuredPath,
     ) -> Result<ReservationReport, (ReservationReport, AttachmentEndNotice)> {
+        let path = MeasuredPath { wake_up_ns: self.session_thread.wake_up_ns(), ..path };
         let report = self.provider.reserve(self.caller, open, reservation, path)?;
         Ok(match self.provider.reserved(open) {
-            Some(reserved) => {
-                let time = self.session_thread.add(&open.name, &reserved, |time| self.provider.schedule(time));
-                reserved.report_with(time)
-            }
+            Some(reserved) => self.session_thread.add(&open.name, &reserved, |time| self.provider.schedule(time)),
             None => report,
         })
     }

@@ -179,6 +179,11 @@ impl DeviceRegistry {
         registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
     }
 
+    /// The name of a device that was opened by this name or bus id.
+    pub fn name_of_opened(&self, opened: &str) -> Option<String> {
+        self.device_name(&self.bus_id_of(opened).ok()?)
+    }
+
     /// The names and ids of all devices, by their bus ids: for one who asks for many.
     pub fn names(&self) -> BTreeMap<String, (String, Option<DeviceId>)> {
         let registry = self.lock();

@@ -333,6 +333,11 @@ impl DeviceReservations {
         self.tell(self.ledger.note_progress(self.sessions.now(), device, progress));
     }
 
+    /// Takes what the thread that serves a device needs each period, nanoseconds.
+    pub fn note_need(&self, device: &str, needed_ns: u64) {
+        self.tell(self.ledger.note_need(device, needed_ns));
+    }
+
     /// Removes all reservations of a device that is no longer shared.
     pub fn disown(&self, bus_id: &str) {
         if let Some(name) = self.registry.device_name(bus_id) {

@@ -237,6 +237,11 @@ impl ExporterSession {
         self.absence.begin_by_itself(now);
     }
 
+    /// Whether it measures the path of a device that is opened next.
+    pub fn measures_path(&self) -> bool {
+        self.reserving.len() > 0
+    }
+
     /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
         !self.absence.is_on()
