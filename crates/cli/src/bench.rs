@@ -8,7 +8,7 @@ use super::other_program::{self, AnyWordParser};
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 36] = [
+pub const NAMES: [&str; 37] = [
     "round-trip",
     "syscalls",
     "program",
@@ -35,6 +35,7 @@ pub const NAMES: [&str; 36] = [
     "modules",
     "realtime",
     "pipes",
+    "far-pipes",
     "line",
     "isochrony",
     "sealed",

@@ -77,6 +77,9 @@ pub struct PipeReport {
     /// Whether the other end of a network moves the data by threads without a reservation: what comes late or is lost
     /// there, no bound covers.
     pub is_far_unreserved: bool,
+    /// Periods in which the thread of the device's host ran for longer than its reserved time. That host then reserves
+    /// more for it, or suspends the reservation.
+    pub far_overruns: u64,
 }
 
 impl PipeReport {

@@ -30,8 +30,10 @@ use serde::Serialize;
 use super::bus::ChannelBus;
 use super::codec::{ChannelCodec, MessageClass};
 use super::error::PipeError;
+use super::far::FarReservation;
 use super::job::JobSchedule;
 use super::lag::ChannelLag;
+use super::pace::ReadPace;
 use super::path::PathDelay;
 use super::processors::{ProcessorPool, ProcessorShare, warnings_of};
 use super::ring::MessageRing;
@@ -169,6 +171,7 @@ pub struct PipeEndpointInner {
     ended: OnceLock<HostPortError>,
     counts: PiLock<ReceiverCounts>,
     granted: PiLock<PipeGrant>,
+    far: PiLock<FarReservation>,
     /// What the thread has asked the kernel for last, and who waits for that.
     reserve: Mutex<VcpuReserve>,
     has_asked: Condvar,
@@ -185,6 +188,7 @@ struct ChannelQueue {
     waited_ns: u64,
     /// Incoming, from a device that makes its source wait.
     lag: ChannelLag,
+    pace: ReadPace,
     /// Messages at the last look.
     seen: u64,
 }
@@ -247,6 +251,7 @@ impl PipeEndpoint {
             ended: OnceLock::new(),
             counts: PiLock::default(),
             granted: PiLock::default(),
+            far: PiLock::default(),
             reserve: Mutex::new(reserve),
             has_asked: Condvar::new(),
         });
@@ -281,6 +286,9 @@ impl PipeEndpoint {
                     now = wanted;
                 }
                 receiver.begin();
+                if let Some(report) = receiver.way.reserved().filter(|_| !terms.is_far_unreserved) {
+                    receiver.shared.far.lock().note(&report);
+                }
                 // A job that took too long stays in debt: what it took was promised to others.
                 receiver.counts.jobs = roster.end(job);
                 let counts = receiver.counts;
@@ -352,9 +360,14 @@ impl PipeEndpoint {
         self.terms.transfer
     }
 
-    /// Whether another host moves the device's data by a thread without a reservation.
+    /// Whether another host moves the device's data by a thread without a reservation, or did so for a time.
     pub fn is_far_unreserved(&self) -> bool {
-        self.terms.is_far_unreserved
+        self.terms.is_far_unreserved || self.far().withdrawn().is_some()
+    }
+
+    /// What the device's host has reserved for it.
+    pub fn far(&self) -> FarReservation {
+        *self.shared.far.lock()
     }
 
     fn channels(&self) -> MutexGuard<'_, OpenedChannels> {
@@ -403,8 +416,13 @@ impl PipeEndpoint {
             messages += self.terms.reads_max() * self.messages_per_read;
         }
         let lag = ChannelLag::new(messages_per_s(quality, self.message_bytes));
-        *self.shared.lane(channel, direction).lock() =
-            ChannelQueue { ring: Some(MessageRing::new(self.message_bytes, messages)), lag, ..ChannelQueue::default() };
+        // What is under way was read, too, and what a late job missed is made up as far as the buffer goes.
+        let under_way_ns = self.terms.transfer.worst_ns().saturating_add(2 * receiver_ns);
+        let burst = messages_in(under_way_ns, quality, self.message_bytes) + buffered / 2;
+        let pace =
+            ReadPace::new(messages_per_s(quality, self.message_bytes), burst as u64, self.messages_per_read as u64);
+        let ring = Some(MessageRing::new(self.message_bytes, messages));
+        *self.shared.lane(channel, direction).lock() = ChannelQueue { ring, lag, pace, ..ChannelQueue::default() };
         channels.opened.push(opened);
         self.shared.promise(reserve_of(receiver_ns, self.terms.share_ppm));
         self.shared.used.fetch_or(1 << channel, Ordering::Release);
@@ -436,10 +454,11 @@ impl PipeEndpoint {
         let [reads, writes] = [self.terms.reads_max() * self.messages_per_read, WRITES_MAX];
         // A device without a room of its own makes its source wait; what goes out waits for its place.
         let can_wait = self.room_in.is_none();
+        use TransferDirection::{In, Out};
         let carried = [
-            self.carrying(reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add), can_wait)?,
-            self.carrying(writes, outputs().fold(0, u64::saturating_add), true)?,
-            self.carrying(self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0), true)?,
+            self.carrying(In, reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add), can_wait)?,
+            self.carrying(Out, writes, outputs().fold(0, u64::saturating_add), true)?,
+            self.carrying(Out, self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0), true)?,
         ];
         let all = [IDLE_PERIOD_NS, of_pipes].into_iter().chain(of_input).chain(carried);
         let period_ns = all.min().unwrap_or(IDLE_PERIOD_NS);
@@ -448,7 +467,13 @@ impl PipeEndpoint {
 
     /// The longest period in which `places` messages under way carry `per_s` messages a second from a source that can
     /// wait, or cannot.
-    fn carrying(&self, in_flight: usize, per_s: u64, can_wait: bool) -> Result<u64, PipeError> {
+    fn carrying(
+        &self,
+        direction: TransferDirection,
+        in_flight: usize,
+        per_s: u64,
+        can_wait: bool,
+    ) -> Result<u64, PipeError> {
         if per_s == 0 {
             return Ok(u64::MAX);
         }
@@ -463,7 +488,7 @@ impl PipeEndpoint {
         let at_worst_per_s = carried_per_s(in_flight, PERIOD_NS_MIN, worst_ns);
         let usually_per_s = usual_ns.map_or(0, |ns| carried_per_s(in_flight, PERIOD_NS_MIN, ns) / MAKES_UP);
         let max_per_s = at_worst_per_s.max(usually_per_s);
-        Err(PipeError::Rate { asked_per_s: per_s, max_per_s, in_flight, worst_ns, usual_ns })
+        Err(PipeError::Rate { direction, asked_per_s: per_s, max_per_s, in_flight, worst_ns, usual_ns })
     }
 }
 
@@ -620,11 +645,11 @@ impl EndpointReceiver {
         self.take_in(now_ns)?;
         self.note_lag(now_ns);
         self.send(now_ns);
-        self.ask();
+        self.ask(now_ns);
         self.way.turn()?;
         // A device in this process has answered by now.
         self.take_in(now_ns)?;
-        self.ask();
+        self.ask(now_ns);
         self.way.turn()
     }
 
@@ -683,6 +708,10 @@ impl EndpointReceiver {
         let bytes = done.payload.contiguous();
         self.were_full &= bytes.len() == self.shape.read_bytes as usize;
         self.counts.cut_bytes += (bytes.len() % self.shape.codec.message_bytes()) as u64;
+        if self.shape.channels == 1 {
+            let messages = bytes.len() / self.shape.codec.message_bytes();
+            self.shared.lane(0, TransferDirection::In).lock().pace.note_read(messages as u64);
+        }
         for message in bytes.chunks_exact(self.shape.codec.message_bytes()) {
             match self.shape.codec.sort(message) {
                 MessageClass::WentOut { channel } => self.went_out(channel),
@@ -738,27 +767,29 @@ impl EndpointReceiver {
         }
     }
 
-    fn ask(&mut self) {
+    fn ask(&mut self, now_ns: u64) {
         let Some(input) = self.shape.input else { return };
-        let reads_max = self.reads_max.min(self.reads_with_room());
+        let reads_max = self.reads_max.min(self.reads_due(now_ns));
         while self.reads < reads_max {
             self.reads += 1;
             self.way.submit(Urb::data_in(self.ids.next_id(), input, self.shape.read_bytes));
         }
     }
 
-    /// The reads for which a pipe has room. A device that makes its source wait loses nothing if it is not read; all
-    /// others are read in any case.
-    fn reads_with_room(&self) -> usize {
+    /// The reads for which a pipe has room, and that its rate is worth by now. A device that makes its source wait
+    /// loses nothing if it is not read; all others are read in any case.
+    fn reads_due(&self, now_ns: u64) -> usize {
         if self.shape.room_in.is_some() {
             return usize::MAX;
         }
         let per_read = (self.shape.read_bytes as usize / self.shape.codec.message_bytes()).max(1);
         // Without a pipe, what arrives is counted and dropped.
-        let rooms = self.shared.lanes[of(TransferDirection::In)]
-            .iter()
-            .filter_map(|lane| lane.lock().ring.as_ref().map(MessageRing::room));
-        rooms.min().map_or(usize::MAX, |room| room / per_read)
+        let due = self.shared.lanes[of(TransferDirection::In)].iter().filter_map(|lane| {
+            let mut lane = lane.lock();
+            let room = lane.ring.as_ref().map(MessageRing::room)?;
+            Some((room / per_read).min(lane.pace.reads(now_ns)))
+        });
+        due.min().unwrap_or(usize::MAX)
     }
 
     fn close(mut self) {

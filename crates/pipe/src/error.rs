@@ -5,6 +5,7 @@ use std::io;
 
 use farbus_control::failure::FailureKind;
 use farbus_host::{HostPortError, RemoteError};
+use farbus_model::TransferDirection;
 use farbus_realtime::pipe::PipeRefusal;
 use farbus_realtime::vcpu::VcpuOverload;
 
@@ -33,6 +34,8 @@ pub enum PipeError {
     },
     /// The transfers that are under way at once do not carry that many messages, even in the shortest period.
     Rate {
+        /// From the device or to it.
+        direction: TransferDirection,
         /// Asked for, with the other pipes of the endpoint in that direction, in messages a second.
         asked_per_s: u64,
         /// The most that they carry, in messages a second.
@@ -115,10 +118,11 @@ impl fmt::Display for PipeError {
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
                 write!(f, "a {more} buffer makes it {what}")
             }
-            Self::Rate { asked_per_s, max_per_s, in_flight, worst_ns, usual_ns } => {
+            Self::Rate { direction, asked_per_s, max_per_s, in_flight, worst_ns, usual_ns } => {
+                let way = if *direction == TransferDirection::In { "from" } else { "to" };
                 write!(
                     f,
-                    "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
+                    "{asked_per_s} messages/s: the transfers {way} the device carry at most {max_per_s} messages/s, {} are missing\n  \
                      {in_flight} messages are under way at once, each for {} at the worst",
                     asked_per_s.saturating_sub(*max_per_s),
                     ms(*worst_ns)

@@ -31,10 +31,12 @@ pub mod can;
 mod codec;
 mod endpoint;
 mod error;
+mod far;
 mod inlet;
 pub mod job;
 mod lag;
 mod opening;
+mod pace;
 mod path;
 mod pipe;
 mod processors;
@@ -58,6 +60,7 @@ pub use endpoint::{
     STILL_NS_MAX,
 };
 pub use error::PipeError;
+pub use far::FarReservation;
 pub use inlet::PipeInlet;
 pub use opening::{FarTime, claim_of, here, path_delay, there, there_reserving};
 pub use path::PathDelay;

@@ -272,6 +272,7 @@ impl<A> Pipe<A> {
             went_out: lane.went_out,
             ran_ns,
             is_far_unreserved: self.endpoint.is_far_unreserved(),
+            far_overruns: self.endpoint.far().overruns(),
         }
     }
 

@@ -11,6 +11,7 @@ use farbus_io_net::link::BoottimeClock;
 use farbus_model::{BufferPool, CompletionQueue, Device, Instant, Payload, SessionLimits, Urb, UrbCompletion, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::RemoteUsb;
+use farbus_session::reserve::ReservationReport;
 
 /// How often a waiting caller looks.
 const LOOK: Duration = Duration::from_micros(200);
@@ -34,6 +35,11 @@ pub trait PolledDevice: Send {
 
     /// The buffers of transfers in both directions.
     fn pool(&mut self) -> &mut BufferPool;
+
+    /// What the device's host has reported last of the reservation for it, if another host has it and reserves.
+    fn reserved(&self) -> Option<ReservationReport> {
+        None
+    }
 
     /// Gives the device back.
     fn close(&mut self);
@@ -133,6 +139,10 @@ impl PolledDevice for SessionPolledDevice {
 
     fn pool(&mut self) -> &mut BufferPool {
         &mut self.done.pool
+    }
+
+    fn reserved(&self) -> Option<ReservationReport> {
+        self.linked.status().reserved()
     }
 
     fn close(&mut self) {

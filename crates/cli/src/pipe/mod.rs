@@ -607,6 +607,7 @@ fn not_promised(
     all.extend(reports.iter().flat_map(|report| report.granted.warnings.clone()));
     all.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
     all.extend_from_slice(unreserved);
+    all.extend(endpoint.far().withdrawn().map(|why| format!("{FAR_UNRESERVED}: {why}")));
     all.sort();
     all.dedup();
     all
@@ -633,6 +634,10 @@ fn conclusion(report: &Report) -> String {
     let fewer = report.fewer_per_s().map_or_else(String::new, |per_s| {
         format!("; the device sent {per_s}/s of the {}/s asked: that rate was not tried", report.asked_per_s)
     });
+    let by_host = match report.far_overruns {
+        0 => String::new(),
+        overruns => format!("; its host's thread ran over its time in {overruns} periods"),
+    };
     let by_device = match device_lost {
         0 => "0 lost by the device".to_owned(),
         _ if device_lost == device_overruns => format!("at least {device_lost} lost by the device"),
@@ -640,7 +645,7 @@ fn conclusion(report: &Report) -> String {
     };
     format!(
         "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {by_device}, {} at the worst; {} jobs, \
-         {} missed, {} late, {} too long, {} jumps of the clock{fewer}",
+         {} missed, {} late, {} too long, {} jumps of the clock{by_host}{fewer}",
         ms(*worst_ns),
         jobs.ran,
         jobs.missed,
@@ -703,6 +708,11 @@ mod tests {
             let (attribute, message) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
             assert_eq!(attribute, FailureKind::Refused);
             assert!(message.contains(advice) && message.contains("are missing"), "{message}");
+        }
+        for (way, is_so) in [("", "transfers from the device"), ("--out", "transfers to the device")] {
+            let line = format!("pipe --here zero --rate 90000 --buffer 1000 --execution-us 100 {way}");
+            let message = refusal(&format!("{line} --message 64 --policy none --no-sandbox")).1;
+            assert!(message.contains(is_so), "{message}");
         }
         let message = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;
         assert!(message.contains("no bulk endpoint 0x84: there are 0x81, 0x01"), "{message}");
