@@ -13,7 +13,7 @@ use farbus_pipe::{
 };
 
 use super::{
-    canary::{ProcessorGap, SPINNERS, WatchedLoad, is_void},
+    canary::{ProcessorGap, SPINNERS, WatchedLoad, gaps_in, is_void},
     words::{NAME, once},
 };
 use crate::{
@@ -149,6 +149,9 @@ struct ChannelSecond {
     is_void: bool,
     is_within: bool,
     lost: u64,
+    /// Frames that came while processors stood still, and between two looks of the receiving thread beside that: the
+    /// gaps explain so many.
+    explained: u64,
     /// Frames a second of each channel.
     rates: [f64; 5],
 }
@@ -158,8 +161,16 @@ struct CanOutcome {
     reports: Vec<Report>,
     gaps: Vec<ProcessorGap>,
     receiver: String,
-    overruns: u64,
+    overruns: AdapterOverruns,
     bounds: [(f64, f64); 5],
+}
+
+/// Frames that the adapter lost: while the pipes were opened and in the first second, in the seconds that are judged,
+/// and while the pipes were stopped, one after the other.
+struct AdapterOverruns {
+    before: u64,
+    judged: u64,
+    after: u64,
 }
 
 impl CanScenario {
@@ -178,6 +189,9 @@ impl CanScenario {
         // The first second is left out, as the paper does.
         thread::sleep(Duration::from_secs(1));
         let from_ns = now_ns();
+        let overruns =
+            || -> u64 { tally.read().filter(|(name, _)| name.ends_with("overruns")).map(|(_, count)| count).sum() };
+        let before = overruns();
         let seconds = |gaps: &[ProcessorGap]| {
             // The observing thread may be late itself.
             let count = ((now_ns() - from_ns) / SECOND_NS).min((wanted * PATIENCE) as u64);
@@ -193,6 +207,7 @@ impl CanScenario {
         }
         let gaps = busy.gaps();
         let voids = seconds(&gaps);
+        let judged = overruns() - before;
         let counts = endpoint.counts();
         let granted = endpoint.granted();
         let receiver = format!(
@@ -213,7 +228,8 @@ impl CanScenario {
         let bounds = std::array::from_fn(|at| self.bounds(at, receiver_ns, SECOND_NS));
         let second = |(at, &is_void): (usize, &bool)| {
             let (a, b) = (from_ns + at as u64 * SECOND_NS, from_ns + (at as u64 + 1) * SECOND_NS);
-            let mut second = ChannelSecond { is_void, is_within: true, lost: 0, rates: [0.0; 5] };
+            let explained = gaps_in(&gaps, a, b).map(|gap| self.frames_in(gap.long_ns + 2 * receiver_ns)).sum();
+            let mut second = ChannelSecond { is_void, is_within: true, lost: 0, explained, rates: [0.0; 5] };
             for (channel, looks) in looks.iter().enumerate() {
                 // A second of a channel is from job to job.
                 let last =
@@ -227,10 +243,12 @@ impl CanScenario {
                 second.is_within &= span_ns > SECOND_NS / 2 && (least..=most).contains(&rate);
                 second.rates[channel] = rate;
             }
+            // A gap is no excuse for more than it explains.
+            second.is_void &= second.lost <= second.explained;
             second
         };
         let seconds = voids.iter().enumerate().map(second).collect();
-        let overruns = tally.read().filter(|(name, _)| name.ends_with("overruns")).map(|(_, count)| count).sum();
+        let overruns = AdapterOverruns { before, judged, after: overruns() - before - judged };
         Ok(CanOutcome { seconds, reports, gaps, receiver, overruns, bounds })
     }
 
@@ -247,6 +265,12 @@ impl CanScenario {
         let seen = CounterTrace { looks: Vec::with_capacity(jobs), now: CounterSample::default(), next: None };
         let function = if direction == In { count } else { send };
         Ok(tpipe(endpoint, PipeEnd { channel, direction }, quality, function, seen)?)
+    }
+
+    /// Frames that come from all channels in this time, rounded up.
+    fn frames_in(&self, span_ns: u64) -> u64 {
+        let per_s: f64 = self.channels.iter().filter(|(direction, _)| *direction == In).map(|(_, per_s)| per_s).sum();
+        (per_s * span_ns as f64 / 1e9).ceil() as u64
     }
 
     /// The limits of a channel's rate, including frames that are fetched a little earlier or later: two looks of the
@@ -293,16 +317,23 @@ impl CanOutcome {
             let (least, most) = (rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max));
             format!("CAN{} {least:.0} to {most:.0} frames/s", channel + 1)
         };
+        let void_sum = |of: &dyn Fn(&ChannelSecond) -> u64| -> u64 {
+            self.seconds.iter().filter(|second| second.is_void).map(of).sum()
+        };
         let longest = self.gaps.iter().map(|gap| gap.long_ns).max().unwrap_or(0);
         format!(
-            "{SPINNERS} spinning threads a processor; {} valid seconds, {} void ({} gaps, the longest {:.1} ms); {}; {} overruns of the adapter in all \
-             seconds; pipes: {} jobs, {} missed, {} late, {} too long; {}, {}",
+            "{SPINNERS} spinning threads a processor; {} valid seconds, {} void ({} gaps, the longest {:.1} ms); {}; in the void ones {} frames lost, of {} that \
+             the gaps explain; overruns of the adapter: {} in all these seconds, {} before and {} while the pipes were stopped; pipes: {} jobs, {} missed, {} late, {} too long; {}, {}",
             self.valid().count(),
             self.seconds.iter().filter(|second| second.is_void).count(),
             self.gaps.len(),
             longest as f64 / 1e6,
             self.receiver,
-            self.overruns,
+            void_sum(&|second| second.lost),
+            void_sum(&|second| second.explained),
+            self.overruns.judged,
+            self.overruns.before,
+            self.overruns.after,
             jobs(|report| report.jobs.ran),
             jobs(|report| report.jobs.missed),
             jobs(|report| report.jobs.late),

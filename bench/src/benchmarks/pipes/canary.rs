@@ -72,7 +72,12 @@ impl WatchedLoad {
 
 /// Whether the time from `from_ns` to `to_ns` is void because of a gap.
 pub fn is_void(gaps: &[ProcessorGap], from_ns: u64, to_ns: u64) -> bool {
-    gaps.iter().any(|gap| gap.end_ns + AFTERMATH_NS > from_ns && gap.end_ns.saturating_sub(gap.long_ns) < to_ns)
+    gaps_in(gaps, from_ns, to_ns).next().is_some()
+}
+
+/// The gaps that have an effect on the time from `from_ns` to `to_ns`.
+pub fn gaps_in(gaps: &[ProcessorGap], from_ns: u64, to_ns: u64) -> impl Iterator<Item = &ProcessorGap> {
+    gaps.iter().filter(move |gap| gap.end_ns + AFTERMATH_NS > from_ns && gap.end_ns.saturating_sub(gap.long_ns) < to_ns)
 }
 
 fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<ProcessorGap>>, tell: &mpsc::Sender<SchedulingPolicy>) {

@@ -7,16 +7,22 @@
 
 mod buses;
 mod canary;
+mod far;
 mod router;
 mod words;
 
 use anyhow::Result;
 
 use crate::{lab::BenchmarkEnvironment, report::BenchmarkFinding};
-pub use words::NAME;
+pub use words::{FAR_NAME, NAME};
 
 pub fn run(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
     let mut findings = buses::run(lab)?;
     findings.extend(router::run(lab)?);
     Ok(findings)
+}
+
+/// Runs the pipes to another process, a host of its own.
+pub fn run_far(lab: &BenchmarkEnvironment) -> Result<Vec<BenchmarkFinding>> {
+    far::run(lab)
 }
