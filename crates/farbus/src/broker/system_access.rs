@@ -11,7 +11,7 @@ use std::time::Duration;
 use farbus_control::device::RemoteIdentity;
 use farbus_io_linux::frontend::fuse::{FuseMount, FuseMounter, MountError, MountKeeper, MountRemoval, OwnMounter};
 use farbus_io_linux::store::{FileStore, OtherUsers};
-use farbus_io_linux::sys::scheduling::{set_deadline, this_thread};
+use farbus_io_linux::sys::scheduling::{give_deadline_back, set_deadline, this_thread};
 use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
 use farbus_io_linux::sys::users::user_number;
 use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
@@ -535,6 +535,10 @@ impl SystemAccess {
                     .map_or([Duration::ZERO; 2], |(budget, period)| [budget, period])
                     .map(|span| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
                 let thread = thread.as_raw_nonzero().get().cast_unsigned();
+                // While it waits for the broker it sleeps, and the kernel would forget its time.
+                if time.is_none() {
+                    give_deadline_back()?;
+                }
                 broker.ask::<Value>(&BrokerRequest::Schedule { thread, budget_ns, period_ns }, None).map(|_| ())
             }
         }

@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::sys::scheduling::ORDINARY_AGAIN;
 use farbus_io_net::sys::accounts::{UserAccount, confined_user};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
@@ -400,6 +401,10 @@ fn allowed_calls(needs: &ConfinementNeeds) -> Result<BpfProgram, seccompiler::Ba
     let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PRIO_PROCESS)?;
     let is_own = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
     rules.insert(nr::__NR_setpriority.into(), vec![SeccompRule::new(vec![is_thread, is_own])?]);
+    // A thread gives back the deadline that the broker asked for.
+    let is_own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
+    let is_ordinary = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, ORDINARY_AGAIN as u64)?;
+    rules.insert(nr::__NR_sched_setscheduler.into(), vec![SeccompRule::new(vec![is_own, is_ordinary])?]);
     if needs.deadlines {
         rules.insert(nr::__NR_sched_setattr.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, 0)?]);
     }

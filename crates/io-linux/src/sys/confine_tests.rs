@@ -153,6 +153,14 @@ fn child_that_is_confined_makes_every_call() {
             "sched_setattr of another",
             call(nr::__NR_sched_setattr, [neighbour, [48u64, 0, 0, 0, 0, 0].as_ptr() as u64, 0, 0, 0]),
         ),
+        (
+            "sched_setscheduler of another",
+            call(nr::__NR_sched_setscheduler, [neighbour, 0x4000_0000, [0u64; 1].as_ptr() as u64, 0, 0]),
+        ),
+        (
+            "sched_setscheduler to SCHED_IDLE",
+            call(nr::__NR_sched_setscheduler, [0, 5, [0u64; 1].as_ptr() as u64, 0, 0]),
+        ),
         ("prlimit of another", call(nr::__NR_prlimit64, [neighbour, 7, [9u64; 2].as_ptr() as u64, 0, 0])),
         ("socketpair of datagrams", call(nr::__NR_socketpair, [1, 2, 0, [0u32; 2].as_mut_ptr() as u64, 0])),
         ("fork", call(nr::__NR_clone, [17, 0, 0, 0, 0])),
@@ -171,6 +179,10 @@ fn child_that_is_confined_makes_every_call() {
     possible("what is in it", call(nr::__NR_pread64, [file.unsigned_abs(), [0u8; 4].as_mut_ptr() as u64, 4, 0, 0]));
     let me = u64::from(std::process::id());
     possible("a signal to itself", call(nr::__NR_tgkill, [me, call(nr::__NR_gettid, [0; 5]).unsigned_abs(), 0, 0, 0]));
+    possible(
+        "a deadline given back",
+        call(nr::__NR_sched_setscheduler, [0, 0x4000_0000, [0u64; 1].as_ptr() as u64, 0, 0]),
+    );
     possible("a step back", call(nr::__NR_setpriority, [0, 0, 19, 0, 0]));
     possible("a descriptor's flags", call(nr::__NR_fcntl, [number(&pipe), 3, 0, 0, 0]));
     println!("\nTRIED all");

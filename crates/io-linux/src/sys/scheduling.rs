@@ -237,6 +237,10 @@ pub const PERIOD_MIN: Duration = Duration::from_micros(100);
 /// thread that has used its budget gets processor time that other deadlines leave, too: it promises the least, not the
 /// most.
 ///
+/// The kernel forgets to give back what is taken away from a thread that sleeps (`switched_from_dl` of
+/// kernel/sched/deadline.c, seen on 6.18), until it has nothing left to promise: a thread that may calls
+/// [`give_deadline_back`] itself, before.
+///
 /// # Errors
 /// [`SchedulingDenial`]: the thread is scheduled as it was before.
 pub fn set_deadline(thread: Pid, time: Option<(Duration, Duration)>) -> Result<(), SchedulingDenial> {
@@ -248,6 +252,21 @@ pub fn set_deadline(thread: Pid, time: Option<(Duration, Duration)>) -> Result<(
     }
     attributes.apply(thread.as_raw_nonzero().get()).map_err(|error| denied(policy, &error))
 }
+
+/// Ends the deadline of the calling thread, if it has one. It needs no right.
+///
+/// # Errors
+/// The system's error; the thread is scheduled as it was before.
+pub fn give_deadline_back() -> io::Result<()> {
+    let priority = 0_i32;
+    // SAFETY: the kernel reads a structure of one number, which lives as long as the call (sched_setscheduler(2)). Not
+    // every C library makes the call.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, ORDINARY_AGAIN, &raw const priority) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The ordinary policy, with the flag that only `CAP_SYS_NICE` may take back.
+pub(super) const ORDINARY_AGAIN: i32 = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
 
 fn set(policy: SchedulingPolicy) -> Result<(), SchedulingDenial> {
     SchedAttr::new(policy).apply(0).map_err(|error| denied(policy, &error))
@@ -345,9 +364,13 @@ mod tests {
     fn deadline_of_another_thread_is_in_force_until_it_is_taken_away() {
         let (numbers, number) = std::sync::mpsc::channel();
         let (ends, end) = std::sync::mpsc::channel::<()>();
+        let (given_back, is_given_back) = std::sync::mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(move || {
                 numbers.send(this_thread()).unwrap();
+                let _ = end.recv();
+                give_deadline_back().unwrap();
+                given_back.send(()).unwrap();
                 let _ = end.recv();
             });
             let other = number.recv().unwrap();
@@ -362,6 +385,10 @@ mod tests {
                     assert_eq!(policy(), libc::SCHED_OTHER);
                 }
             }
+            // It ends its deadline itself: the kernel would forget the time of a thread that sleeps.
+            ends.send(()).unwrap();
+            is_given_back.recv().unwrap();
+            assert_eq!(policy(), libc::SCHED_OTHER);
             set_deadline(other, None).unwrap();
             assert_eq!(policy(), libc::SCHED_OTHER);
             // A budget above its period is none.

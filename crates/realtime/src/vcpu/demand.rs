@@ -7,7 +7,7 @@ use super::reserve::VcpuReserve;
 const PARTS_BITS: u32 = 3;
 const BUCKETS: usize = 64 << PARTS_BITS;
 /// The quantile of wake-ups that counts, in thousandths: the rest began cold, or were interrupted.
-const WAKE_UP_PERMILLE: u64 = 875;
+const WAKE_UP_PERMILLE: u64 = 750;
 /// The quantile of periods that a budget has to cover, in thousandths, and the least number that may be beyond it:
 /// while few were counted, one in which the machine stood still is no need.
 const PERIOD_PERMILLE: u64 = 995;

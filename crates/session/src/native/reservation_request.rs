@@ -100,8 +100,9 @@ impl ReservationRequest {
 
     /// Writes it to a snapshot.
     pub fn save(&self, to: &mut SnapshotWriter) {
-        let words =
-            [self.reservation.clone().map(ReservationMessage::Ask), self.report.map(ReservationMessage::Report)];
+        // An earlier release that continues it knows no budget; the exporter reports the next change of it.
+        let report = self.report.map(|report| ReservationReport { budget: None, ..report });
+        let words = [self.reservation.clone().map(ReservationMessage::Ask), report.map(ReservationMessage::Report)];
         words.iter().for_each(|word| to.bytes(&word.as_ref().map(ReservationMessage::encode).unwrap_or_default()));
     }
 
