@@ -280,7 +280,7 @@ fn thread_that_takes_more_than_was_assumed_has_more_or_is_suspended_with_what_is
         let line = ledger.lines().find(|line| line.device == device).and_then(|line| line.processor);
         line.map(|(_, reserve)| reserve.budget_ns)
     };
-    assert_eq!(budget_ns(&ledger, "can"), Some(4 * COST.turn_ns + COST.kib_ns));
+    assert_eq!(budget_ns(&ledger, "can"), Some(100_000), "a tenth of its period, which is more than four turns");
     // A measured path says what a wake-up costs there, with its link.
     let measured = MeasuredPath { bits_per_s: 0, round_trip_ns: 0, wake_up_ns: 30_000 };
     ledger.note_path("desk", measured);
