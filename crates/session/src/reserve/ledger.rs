@@ -36,11 +36,13 @@ const SEGMENT_HEAD_BYTES: u64 = 52;
 /// The share of a path that may be reserved: the rest is for requests, control and unreserved traffic.
 const PATH_SHARE_PERCENT: u64 = 90;
 /// Wake-ups of a session's thread for each period, until it was seen what it takes: one for a request, one for its
-/// data. Each counts twice, because a round trip without a device costs less.
-const TURNS: u64 = 4;
+/// data. Where the kernel is asked for the time, each counts twice: a round trip without a device costs less.
+const TURNS: u64 = 2;
 /// Until then, a reservation of high criticality has this part of its period at least: what it takes is known after
 /// some tens of periods, and a device with a small buffer does not wait for so long.
 const UNSEEN_PART: u64 = 10;
+/// And for its wake-ups every reservation has this part at most.
+const UNSEEN_PART_MAX: u64 = 4;
 /// Most entries of a snapshot.
 const ENTRIES_MAX: usize = 4096;
 
@@ -520,8 +522,11 @@ impl ScheduleDraft<'_> {
         let ServingCost { turn_ns, kib_ns } = self.ledger.cost;
         let path = entry.path.as_ref().and_then(|path| self.ledger.paths.get(path)).copied().unwrap_or_default();
         let turn_ns = if path.wake_up_ns > 0 { path.wake_up_ns } else { turn_ns };
-        let budget_ns = TURNS * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
         let is_high = entry.reservation.criticality == ReservationCriticality::High;
+        let turns = if is_high { 2 * TURNS } else { TURNS };
+        // A few cold round trips refuse nothing that fits: what it takes is soon seen.
+        let turns_ns = (turns * turn_ns).min(period_ns / UNSEEN_PART_MAX);
+        let budget_ns = turns_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
         let least_ns = if is_high { period_ns / UNSEEN_PART } else { 1 };
         VcpuReserve { budget_ns: budget_ns.max(least_ns), period_ns }
     }

@@ -87,8 +87,7 @@ fn measured_cost() -> ServingCost {
             Ok(took_ns[TRIES * 7 / 8])
         };
         let (turn_ns, large_ns) = (cost_of(64)?, cost_of(KIB << 10)?);
-        // The second turn stands for the protocol's own work.
-        Ok(ServingCost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
+        Ok(ServingCost { turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
     };
     try_all().unwrap_or(ServingCost { turn_ns: 50_000, kib_ns: 2_000 })
 }
