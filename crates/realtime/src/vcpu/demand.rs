@@ -8,43 +8,50 @@ const PARTS_BITS: u32 = 3;
 const BUCKETS: usize = 64 << PARTS_BITS;
 /// The quantile of wake-ups that counts, in thousandths: the rest began cold, or were interrupted.
 const WAKE_UP_PERMILLE: u64 = 750;
-/// The quantile of periods that a budget has to cover, in thousandths, and the least number that may be beyond it:
-/// while few were counted, one in which the machine stood still is no need.
-const PERIOD_PERMILLE: u64 = 995;
-const BEYOND_MIN: u64 = 3;
+/// Periods that are counted together. A thread that was late has the work of several in one: that is no need of each.
+const WINDOW_PERIODS: u64 = 8;
+/// The quantile of these windows that a budget has to cover, in thousandths, and the least number that may be beyond
+/// it: while few were counted, one in which the machine stood still is no need.
+const WINDOW_PERMILLE: u64 = 995;
+const BEYOND_MIN: u64 = 1;
 /// Above that quantile a budget has so many hundredths more.
 const MARGIN_PERCENT: u64 = 25;
-/// So many periods have to be counted before the quantile says something.
-const PERIODS_MIN: u64 = 16;
+/// So many windows have to be counted before the quantile says something.
+const WINDOWS_MIN: u64 = 4;
 /// Until so many were counted, a device is being set up, which may take more than what follows: it is given up to half
 /// of a processor, and nobody else's time is taken for more.
-const PERIODS_SURE: u64 = 1000;
-/// After so many periods the older ones count half: a budget follows the last few thousand.
-const PERIODS_MAX: u64 = 4096;
+const WINDOWS_SURE: u64 = 125;
+/// After so many windows the older ones count half: a budget follows the last few seconds.
+const WINDOWS_MAX: u64 = 512;
 
 /// Counts how long a thread runs each time it wakes, and in each period of its reservation.
 #[derive(Clone, Debug)]
 pub struct DemandMeter {
     reserve: VcpuReserve,
     wake_ups: TimeHistogram,
-    periods: TimeHistogram,
+    windows: TimeHistogram,
     /// When the present period ends, and what was used of it.
     ends_ns: u64,
     used_ns: u64,
+    /// When the present window ends, and what was used of it.
+    window_ends_ns: u64,
+    window_used_ns: u64,
     overruns: u64,
 }
 
 impl DemandMeter {
     /// Counts in periods of this reservation.
     pub fn new(reserve: VcpuReserve) -> Self {
-        let (wake_ups, periods) = (TimeHistogram::default(), TimeHistogram::default());
-        Self { reserve, wake_ups, periods, ends_ns: 0, used_ns: 0, overruns: 0 }
+        let (wake_ups, windows) = (TimeHistogram::default(), TimeHistogram::default());
+        let (ends_ns, used_ns, window_ends_ns, window_used_ns) = (0, 0, 0, 0);
+        Self { reserve, wake_ups, windows, ends_ns, used_ns, window_ends_ns, window_used_ns, overruns: 0 }
     }
 
     /// Changes the budget that counts as an overrun. Another period makes what was counted meaningless.
     pub fn change(&mut self, reserve: VcpuReserve) {
         if reserve.period_ns != self.reserve.period_ns {
-            (self.periods, self.ends_ns, self.used_ns) = (TimeHistogram::default(), 0, 0);
+            let overruns = self.overruns;
+            *self = Self { wake_ups: std::mem::take(&mut self.wake_ups), overruns, ..Self::new(reserve) };
         }
         self.reserve = reserve;
     }
@@ -54,15 +61,20 @@ impl DemandMeter {
     pub fn note(&mut self, woke_ns: u64, ran_ns: u64) {
         self.wake_ups.add(ran_ns);
         if woke_ns >= self.ends_ns {
-            if self.used_ns > 0 {
-                self.periods.add(self.used_ns);
-                self.overruns += u64::from(self.used_ns > self.reserve.budget_ns);
-            }
+            self.overruns += u64::from(self.used_ns > self.reserve.budget_ns);
             (self.ends_ns, self.used_ns) = (woke_ns.saturating_add(self.reserve.period_ns), 0);
         }
+        if woke_ns >= self.window_ends_ns {
+            if self.window_used_ns > 0 {
+                self.windows.add(self.window_used_ns);
+            }
+            let long_ns = self.reserve.period_ns.saturating_mul(WINDOW_PERIODS);
+            (self.window_ends_ns, self.window_used_ns) = (woke_ns.saturating_add(long_ns), 0);
+        }
         self.used_ns = self.used_ns.saturating_add(ran_ns);
-        for counted in [&mut self.wake_ups, &mut self.periods] {
-            if counted.count > PERIODS_MAX {
+        self.window_used_ns = self.window_used_ns.saturating_add(ran_ns);
+        for counted in [&mut self.wake_ups, &mut self.windows] {
+            if counted.count > WINDOWS_MAX {
                 counted.halve();
             }
         }
@@ -75,12 +87,13 @@ impl DemandMeter {
 
     /// The budget that the thread needs, in nanoseconds each period; `None` as long as that is not known.
     pub fn needed_ns(&self) -> Option<u64> {
-        let beyond = BEYOND_MIN * 1000 / self.periods.count.max(1);
-        let covered_ns = self.periods.quantile_ns(PERIOD_PERMILLE.min(1000_u64.saturating_sub(beyond)));
+        let count = self.windows.count;
+        let beyond = BEYOND_MIN * 1000 / count.max(1);
+        let window_ns = self.windows.quantile_ns(WINDOW_PERMILLE.min(1000_u64.saturating_sub(beyond)));
+        let covered_ns = window_ns / WINDOW_PERIODS;
         let needed_ns = covered_ns.saturating_add(covered_ns / 100 * MARGIN_PERCENT);
-        let is_sure = self.periods.count >= PERIODS_SURE;
-        let sure_ns = if is_sure { needed_ns } else { needed_ns.min(self.reserve.period_ns / 2) };
-        (self.periods.count >= PERIODS_MIN).then_some(sure_ns)
+        let sure_ns = if count >= WINDOWS_SURE { needed_ns } else { needed_ns.min(self.reserve.period_ns / 2) };
+        (count >= WINDOWS_MIN).then_some(sure_ns)
     }
 
     /// The periods in which it ran for longer than its budget.
