@@ -443,10 +443,14 @@ impl ScheduleDraft<'_> {
         if latency_ns > 0 && bound_ns > latency_ns && !stays {
             return Err(ReservationDenial::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
         }
-        // The processor comes last, because it would have to be undone. A thread without its time keeps no promise, so
-        // no reservation stays without it.
+        // The processor comes last, because it would have to be undone. A thread without the time that it was seen to
+        // need keeps no promise, so no reservation stays without that.
         let entered = self.processors.enter(&owner_of(&entry.device), thread);
-        entered.map_err(|overload| ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) })?;
+        if let Err(overload) = entered
+            && (!stays || entry.needed_ns.is_some())
+        {
+            return Err(ReservationDenial::Processor { missing_ppb: missing_ppb(&overload) });
+        }
         let bus_ppm = entry.requests.iter().map(|request| request.utilization_ppm(SchedulingMode::Controller)).sum();
         if let Some(plan) = plan {
             self.plans.insert(entry.bus.clone(), plan);
