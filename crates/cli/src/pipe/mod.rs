@@ -710,7 +710,7 @@ mod tests {
             assert!(message.contains(advice) && message.contains("are missing"), "{message}");
         }
         for (way, is_so) in [("", "transfers from the device"), ("--out", "transfers to the device")] {
-            let line = format!("pipe --here zero --rate 90000 --buffer 1000 --execution-us 100 {way}");
+            let line = format!("pipe --here zero --rate 250000 --buffer 1000 --execution-us 100 {way}");
             let message = refusal(&format!("{line} --message 64 --policy none --no-sandbox")).1;
             assert!(message.contains(is_so), "{message}");
         }
