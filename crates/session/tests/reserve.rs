@@ -308,6 +308,17 @@ fn thread_that_takes_more_than_was_assumed_has_more_or_is_suspended_with_what_is
     );
 }
 
+#[test]
+fn released_device_leaves_its_processor_time_to_those_that_gave_way() {
+    let mut ledger = HostReservationLedger::new(1, COST);
+    ask(&mut ledger, "low", &carrier("1", UsbSpeed::High), stream(ReservationCriticality::Low, 64, 8)).unwrap();
+    ask(&mut ledger, "can", &carrier("2", UsbSpeed::High), stream(ReservationCriticality::High, 64, 8)).unwrap();
+    ledger.note_need("can", 990_000);
+    assert_eq!(state(&ledger, "low"), ReservationState::Suspended);
+    let news = ledger.release("can");
+    assert_eq!(news.iter().map(|news| news.report.state).collect::<Vec<_>>(), [ReservationState::Admitted]);
+}
+
 /// Random numbers from a seed.
 struct Random(u64);
 

@@ -236,7 +236,11 @@ impl HostReservationLedger {
         self.expected.remove(device);
         let before = self.entries.len();
         self.entries.retain(|entry| entry.device != device);
-        if self.entries.len() == before { Vec::new() } else { self.settle_again() }
+        if self.entries.len() == before {
+            return Vec::new();
+        }
+        self.processors.leave(&owner_of(device));
+        self.settle_again()
     }
 
     /// Records a measurement of the path to an importer.
