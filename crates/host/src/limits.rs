@@ -83,6 +83,10 @@ pub const SERIAL_UNREAD_BYTES_MAX: usize = 64 << 10;
 /// Bytes that were written to a serial port and wait for its device.
 pub const SERIAL_UNSENT_BYTES_MAX: usize = 64 << 10;
 
+/// Line changes that wait for a serial port's device before its user has to wait: more than any program makes in a
+/// round trip.
+pub const SERIAL_CHANGES_MAX: u64 = 64;
+
 /// How often a chip that does not report its control lines is asked for them, while somebody wants to know.
 pub const SERIAL_MODEM_PAUSE: Duration = Duration::from_millis(100);
 

@@ -324,12 +324,24 @@ impl Rfc2217Conn {
             (TelnetState::SubnegotiationCommand, _) => {
                 self.end_data(events);
                 if byte == SUBNEGOTIATION_END {
-                    events.extend(request(&self.subnegotiation).map(Rfc2217Event::Request));
+                    self.end_subnegotiation(events);
                 }
                 TelnetState::Data
             }
         };
         Ok(())
+    }
+
+    /// A client that makes a request uses the option: pyserial answers an offer that comes before its own with nothing.
+    fn end_subnegotiation(&mut self, events: &mut Vec<Rfc2217Event>) {
+        let Some(request) = request(&self.subnegotiation) else { return };
+        let was_agreed = self.is_agreed();
+        let [.., com_port] = &mut self.options;
+        com_port.theirs = true;
+        if !was_agreed {
+            events.push(Rfc2217Event::Agreed);
+        }
+        events.push(Rfc2217Event::Request(request));
     }
 
     fn end_data(&mut self, events: &mut Vec<Rfc2217Event>) {

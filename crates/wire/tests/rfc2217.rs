@@ -67,6 +67,17 @@ fn requests_and_data_keep_their_order_and_every_byte_may_be_data() {
 }
 
 #[test]
+fn a_client_that_answers_no_offer_and_makes_a_request_is_answered() {
+    let mut conn = Rfc2217Conn::new();
+    let count = conn.outgoing().len();
+    conn.handle_transmitted(count);
+    let events = conn.handle_received(&[IAC, SB, COM, 3, 1, IAC, SE]).unwrap();
+    assert_eq!(events, [Rfc2217Event::Agreed, Rfc2217Event::Request(ComPortRequest::Parity(1))]);
+    conn.reply(ComPortReply::Parity(1));
+    assert_eq!(conn.outgoing(), [IAC, SB, COM, 103, 1, IAC, SE]);
+}
+
+#[test]
 fn a_plain_telnet_types_and_is_sent_no_notices() {
     let mut conn = Rfc2217Conn::new();
     let count = conn.outgoing().len();

@@ -129,7 +129,8 @@ fn attach_that_cannot_show_the_device_does_not_take_it() {
     let share = harness.share(&["serial"]);
     for _ in 0..2 {
         let failed = harness.run(&["attach", &share.target("serial"), "--via", "fuse", "--grace", "20"]);
-        assert!(failed.code == Some(6) && failed.stderr.contains("it is no disk"), "{failed:?}");
+        assert!(failed.code == Some(6) && failed.stderr.contains("it is a serial port"), "{failed:?}");
+        assert!(failed.stderr.contains("--via rfc2217"), "{failed:?}");
         assert!(failed.stderr.contains("--via kernel (needs vhci-hcd)"), "{failed:?}");
         let device = only_device(&harness);
         assert_eq!(device["state"], "available", "{device}");
@@ -173,5 +174,5 @@ fn share_of_a_serial_port_says_what_its_user_needs() {
     let message = serial.process.wait_for_line("serial is a serial port");
     assert!(message.contains("modprobe vhci-hcd"), "{message}");
     let message = serial.process.wait_for_line("virtual machine");
-    assert!(message.contains("--via redir"), "{message}");
+    assert!(message.contains("--via rfc2217") && message.contains("redir for a virtual machine"), "{message}");
 }

@@ -357,7 +357,7 @@ fn redir_at_a_tcp_address_works_and_warns_that_it_has_no_encryption() {
 fn option_of_another_front_end_is_refused_with_that_front_end() {
     let harness = Harness::new();
     for (arguments, part) in [
-        (["--via", "fuse", "--socket", "x"], "--via redir"),
+        (["--via", "fuse", "--socket", "x"], "--via nbd, redir, rfc2217 and tcp"),
         (["--via", "redir", "--at", "x"], "--via fuse"),
         (["--via", "redir", "--listen", "lab3"], "no address to listen at"),
     ] {

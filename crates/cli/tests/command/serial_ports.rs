@@ -53,13 +53,13 @@ fn address_of(attached: &Running) -> String {
     line.split("://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
-fn run_pyserial(harness: &Harness, address: &str) {
+fn run_pyserial(harness: &Harness, attached: &Running, address: &str) {
     let script = harness.path("port.py");
     std::fs::write(&script, PYSERIAL).unwrap();
     let mut command = Command::new("/usr/bin/python3");
     command.arg(script).arg(format!("rfc2217://{address}"));
     let ended = finish(command, PATIENCE);
-    assert!(ended.code == Some(0) && ended.stdout.contains("all is well"), "{ended:?}");
+    assert!(ended.code == Some(0) && ended.stdout.contains("all is well"), "{ended:?}\n{}", attached.log());
 }
 
 fn has_pyserial() -> bool {
@@ -80,14 +80,15 @@ fn pyserial_uses_a_port_of_a_paired_host_and_one_over_plain_usbip() {
     let mut port = desk.start(&["attach", "lab3/serial", "--via", "rfc2217", "--listen", "127.0.0.1:0"]);
     let address = address_of(&port);
     for _ in 0..2 {
-        run_pyserial(&harness, &address);
+        run_pyserial(&harness, &port, &address);
     }
     port.signal(rustix::process::Signal::INT);
     assert_eq!(port.wait_for_end(PATIENCE), Some(0));
     let share = harness.share(&["serial"]);
     let target = share.target("serial");
     let attached = Running::start(harness.command(&["attach", &target, "--via", "rfc2217", "--listen", "127.0.0.1:0"]));
-    run_pyserial(&harness, &address_of(&attached));
+    let address = address_of(&attached);
+    run_pyserial(&harness, &attached, &address);
 }
 
 /// What a server offers a telnet first: three bytes of each of seven offers.
@@ -209,6 +210,32 @@ fn a_port_has_one_user_and_serves_its_owner_alone() {
         assert_eq!(ended.stdout.trim(), "0", "{ended:?}");
         attached.assert_logged("user 65534 of this machine is neither its owner nor root");
     }
+}
+
+/// While its exporter is silent, a program sends half a million changes of DTR and leaves.
+#[test]
+fn changes_that_a_silent_device_does_not_take_cost_no_memory_and_hold_up_no_end() {
+    const TOGGLE: [u8; 14] = [255, 250, 44, 5, 8, 255, 240, 255, 250, 44, 5, 9, 255, 240];
+    let harness = Harness::new();
+    let share = harness.share(&["serial"]);
+    let target = share.target("serial");
+    let words = ["attach", &target, "--via", "rfc2217", "--listen", "127.0.0.1:0"];
+    let mut attached = Running::start(harness.command(&words));
+    let stream = TcpStream::connect(address_of(&attached)).unwrap();
+    (&stream).write_all(&[255, 253, 44]).unwrap();
+    attached.assert_logged("a program uses the serial port");
+    let before = attached.peak_kib();
+    share.process.signal(rustix::process::Signal::STOP);
+    stream.set_write_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
+    let flood = TOGGLE.repeat(1000);
+    let sent = (0..250).take_while(|_| (&stream).write_all(&flood).is_ok()).count();
+    println!("{sent} thousand pairs of changes were taken");
+    let grown = attached.peak_grown_kib(before);
+    assert!(grown < 16 << 10, "{grown} KiB more");
+    drop(stream);
+    share.process.signal(rustix::process::Signal::CONT);
+    attached.signal(rustix::process::Signal::INT);
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
 }
 
 #[test]

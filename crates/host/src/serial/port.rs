@@ -14,8 +14,9 @@ use super::chips::{ChipAnswer, ChipOrder, ChipProtocol, ChipRequest};
 use super::line::{LineChange, LineCoding, LineFaults, ModemState};
 use crate::driver::{DeviceDriver, IdSource};
 use crate::limits::{
-    CONTROL_TIMEOUT, FAULT_TRIES, SERIAL_MODEM_PAUSE, SERIAL_READ_BYTES, SERIAL_READS, SERIAL_STATE_BYTES,
-    SERIAL_STUCK_TIME, SERIAL_UNREAD_BYTES_MAX, SERIAL_UNSENT_BYTES_MAX, SERIAL_WRITE_BYTES, SERIAL_WRITES,
+    CONTROL_TIMEOUT, FAULT_TRIES, SERIAL_CHANGES_MAX, SERIAL_MODEM_PAUSE, SERIAL_READ_BYTES, SERIAL_READS,
+    SERIAL_STATE_BYTES, SERIAL_STUCK_TIME, SERIAL_UNREAD_BYTES_MAX, SERIAL_UNSENT_BYTES_MAX, SERIAL_WRITE_BYTES,
+    SERIAL_WRITES,
 };
 use crate::transfers::TransferTracker;
 
@@ -165,6 +166,11 @@ impl SerialPort {
             self.outgoing.push_back(SerialOutput::Order(ChipOrder::Change(change)));
         }
         self.changes
+    }
+
+    /// Whether so many line changes wait for the device that the next should wait as well.
+    pub fn is_full_of_changes(&self) -> bool {
+        self.changes - self.changes_done >= SERIAL_CHANGES_MAX
     }
 
     /// How many line changes the device has.

@@ -13,6 +13,8 @@ const WINDOW_PERIODS: u64 = 8;
 /// The quantile of these windows that a budget has to cover, in thousandths, and the least number that may be beyond
 /// it: while few were counted, one in which the machine stood still is no need.
 const WINDOW_PERMILLE: u64 = 995;
+/// The quantile of windows that is taken most of the time, in thousandths.
+const USUAL_PERMILLE: u64 = 500;
 const BEYOND_MIN: u64 = 1;
 /// Above that quantile a budget has so many hundredths more.
 const MARGIN_PERCENT: u64 = 25;
@@ -92,8 +94,12 @@ impl DemandMeter {
         let window_ns = self.windows.quantile_ns(WINDOW_PERMILLE.min(1000_u64.saturating_sub(beyond)));
         let covered_ns = window_ns / WINDOW_PERIODS;
         let needed_ns = covered_ns.saturating_add(covered_ns / 100 * MARGIN_PERCENT);
-        let sure_ns = if count >= WINDOWS_SURE { needed_ns } else { needed_ns.min(self.reserve.period_ns / 2) };
-        (count >= WINDOWS_MIN).then_some(sure_ns)
+        // More than half of a processor is for a thread that takes as much most of the time, not for one that was busy
+        // for once.
+        let usual_ns = self.windows.quantile_ns(USUAL_PERMILLE) / WINDOW_PERIODS;
+        let usual_ns = usual_ns.saturating_add(usual_ns / 100 * MARGIN_PERCENT);
+        let most_ns = if count >= WINDOWS_SURE { usual_ns } else { 0 }.max(self.reserve.period_ns / 2);
+        (count >= WINDOWS_MIN).then_some(needed_ns.min(most_ns))
     }
 
     /// The periods in which it ran for longer than its budget.
@@ -187,6 +193,18 @@ mod tests {
         meter.note(2000 * MS, 5 * MS);
         meter.note(2010 * MS, US);
         assert_eq!((meter.needed_ns(), meter.overruns()), (Some(needed_ns), 1000));
+    }
+
+    #[test]
+    fn thread_that_is_busy_for_once_has_half_of_a_processor_at_the_most() {
+        let mut meter = DemandMeter::new(VcpuReserve { budget_ns: 100 * US, period_ns: MS });
+        // Once in a hundred periods it works for 30 ms.
+        for at in 0..20_000_u64 {
+            meter.note(at * MS, if at.is_multiple_of(100) { 30 * MS } else { 50 * US });
+        }
+        assert_eq!(meter.needed_ns(), Some(MS / 2));
+        (20_000..60_000).for_each(|at| meter.note(at * MS, 700 * US));
+        assert!(meter.needed_ns() > Some(800 * US), "{:?}", meter.needed_ns());
     }
 
     #[test]

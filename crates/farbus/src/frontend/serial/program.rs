@@ -74,6 +74,11 @@ impl SerialProgram {
         self.waiting.is_empty() && !self.has_ended && self.unsent_bytes() < UNSENT_BYTES_MAX
     }
 
+    /// Whether it sends nothing more.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Whether it has left and nothing of it waits for the port.
     pub fn is_over(&self) -> bool {
         self.has_ended && self.waiting.is_empty()
@@ -114,7 +119,10 @@ impl SerialProgram {
     /// Passes on to the port what it takes; returns how many bytes that were.
     pub fn pass_on(&mut self, now: Instant, port: &mut SerialPort) -> usize {
         let mut count = 0;
-        while let Some(event) = self.waiting.pop_front() {
+        // A device far away, or one that does not answer, takes few changes; a program may send many.
+        while !port.is_full_of_changes()
+            && let Some(event) = self.waiting.pop_front()
+        {
             match event {
                 Rfc2217Event::Data(mut data) => {
                     let taken = port.write(&data);

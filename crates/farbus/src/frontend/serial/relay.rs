@@ -31,6 +31,8 @@ pub const SNAPSHOT_KIND: u16 = 17;
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long what is under way may take to end before a snapshot: less than the asking thread waits.
 const REST_TIME_MAX: Duration = Duration::from_secs(4);
+/// Receives from a program, when another one comes, to learn whether it has left: a mebibyte.
+const LAST_RECEIVES_MAX: u32 = 64;
 /// What a program that comes second is sent before its connection ends, as ser2net has it.
 const BUSY: &[u8] = b"Port already in use\r\n";
 
@@ -199,7 +201,8 @@ impl SerialRelay {
             PollInterest::new(stop.wake().as_fd(), false),
             PollInterest::new(self.listener.as_fd(), false),
         ]);
-        interests.extend(self.program.as_ref().map(|program| {
+        // One that has left would be ready for ever, while what it sent waits for the port.
+        interests.extend(self.program.as_ref().filter(|program| !program.has_ended()).map(|program| {
             let fd = program.link.as_fd();
             match (program.wants_input(), program.has_unsent()) {
                 (true, is_full) => PollInterest::new(fd, is_full),
@@ -249,6 +252,7 @@ impl SerialRelay {
         if let Err(why) = self.admit(&link, origin) {
             return warn!(peer = link.peer(), "a connection to the serial port was refused: {why}");
         }
+        self.see_off();
         if self.program.is_some() {
             info!(peer = link.peer(), "a second program was refused: the serial port has one user");
             // It may not read; then it is told nothing.
@@ -260,6 +264,16 @@ impl SerialRelay {
         self.program = Some(SerialProgram::new(link, self.speaks_telnet, &mut self.port));
         self.port.watch_modem(now, self.speaks_telnet);
         self.show_program();
+    }
+
+    /// Lets the program go that has left just now: it may have done so before the next one came.
+    fn see_off(&mut self) {
+        for _ in 0..LAST_RECEIVES_MAX {
+            self.serve();
+            let program = self.program.as_mut().filter(|program| program.wants_input());
+            let Some(Ok(true)) = program.map(SerialProgram::receive) else { break };
+        }
+        self.serve();
     }
 
     /// Whether a program from there may use the port: of this machine its owner's and root's, of others those of the
