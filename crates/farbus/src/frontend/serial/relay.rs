@@ -31,6 +31,8 @@ pub const SNAPSHOT_KIND: u16 = 17;
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long what is under way may take to end before a snapshot: less than the asking thread waits.
 const REST_TIME_MAX: Duration = Duration::from_secs(4);
+/// How long a device that is gone may take to end its session.
+const GONE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from a program, when another one comes, to learn whether it has left: a mebibyte.
 const LAST_RECEIVES_MAX: u32 = 64;
 /// What a program that comes second is sent before its connection ends, as ser2net has it.
@@ -45,6 +47,8 @@ pub struct SerialRelay {
     pub allowed: Vec<IpNetwork>,
     pub system: SystemAccess,
     port: SerialPort,
+    /// When the port had failed first.
+    failed_at: Option<Instant>,
     program: Option<SerialProgram>,
     done: CompletionQueue,
     clock: BoottimeClock,
@@ -93,6 +97,7 @@ impl SerialRelay {
             allowed,
             system,
             port,
+            failed_at: None,
             program: None,
             done: CompletionQueue::new(BufferPool::new(SessionLimits::RELAYED.pool_bytes)),
             clock,
@@ -125,7 +130,7 @@ impl SerialRelay {
             if let Some(ended) = self.device.ended() {
                 break ended;
             }
-            if let Some(error) = self.port.failure() {
+            if let Some(error) = self.failure() {
                 break AttachmentEnd::Lost(format!("the serial port cannot be used: {error}"));
             }
             if let Err(error) = self.wait(stop) {
@@ -139,6 +144,14 @@ impl SerialRelay {
         self.device.end_turn(now, &mut self.done);
         while self.done.pop().is_some() {}
         ended
+    }
+
+    /// Why the port cannot be used. What becomes of a device that is gone, its session says soon.
+    fn failure(&mut self) -> Option<&SerialError> {
+        let error = self.port.failure()?;
+        let now = self.clock.now();
+        let since = *self.failed_at.get_or_insert(now);
+        (*error != SerialError::Gone || now - since >= GONE_TIME_MAX).then_some(error)
     }
 
     /// Does everything that can be done without waiting.
@@ -191,7 +204,8 @@ impl SerialRelay {
 
     fn wait(&mut self, stop: &StopSignal) -> io::Result<()> {
         self.calls.wait += 1;
-        let due = self.device.poll_timeout().into_iter().chain(self.port.poll_timeout()).min();
+        let failed = self.failed_at.map(|at| at + GONE_TIME_MAX);
+        let due = self.device.poll_timeout().into_iter().chain(self.port.poll_timeout()).chain(failed).min();
         let timeout = due.map(|due| due - self.clock.now());
         let readiness = self.device.readiness().and_then(DeviceWaitSource::interest);
         let on_device = readiness.expect("a remote device is waited for on a descriptor");
