@@ -18,6 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::harness::{Harness, Running, Share, has};
 use super::network::{FAR, Network, command_in, ip};
+use super::restart::SetOnDrop;
 
 const LINK_MBIT: u64 = 20;
 /// The part of the link that the other host's traffic takes, in percent.
@@ -103,6 +104,8 @@ fn congested_link_starves_neither_interrupt_nor_control_transfers() {
     let [interrupts, controls, disk] = ["zero", "zero2", "disk"].map(|name| share.library_target(name));
     let is_over = AtomicBool::new(false);
     let (interrupts, controls, read_bytes, flood_bytes) = thread::scope(|scope| {
+        // A user that fails ends the load as well.
+        let _end = SetOnDrop(&is_over);
         let flood = scope.spawn(|| {
             on_host(&stranger.0, || {
                 let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
