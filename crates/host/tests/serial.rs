@@ -22,14 +22,14 @@ use farbus_model::{
 use fuzzing::{Input, fuzz};
 
 /// A device and the port that is driven of it, in made-up time.
-struct Bench<D: Device> {
+struct PortBench<D: Device> {
     device: D,
     port: SerialPort,
     done: CompletionQueue,
     now: Instant,
 }
 
-impl<D: Device> Bench<D> {
+impl<D: Device> PortBench<D> {
     fn new(device: D, version: u16) -> Self {
         let mut descriptors = device.descriptors().clone();
         descriptors.device.device_bcd = version;
@@ -57,7 +57,7 @@ impl<D: Device> Bench<D> {
 }
 
 /// The device's requests end with it.
-impl<D: Device> Drop for Bench<D> {
+impl<D: Device> Drop for PortBench<D> {
     fn drop(&mut self) {
         self.device.reset(self.now, &mut self.done);
     }
@@ -106,13 +106,13 @@ fn chip(
     version: u16,
     answers: fn(SetupPacket) -> ControlTransferAnswer,
     line: &[u8],
-) -> (Bench<EmulatedDevice<NotingFunction>>, Deeds) {
+) -> (PortBench<EmulatedDevice<NotingFunction>>, Deeds) {
     let interface =
         InterfaceDefinition::vendor().bulk_pair(1).interrupt(2, TransferDirection::In, 16, Duration::from_millis(1));
     let definition = DeviceDefinition::new(ids.0, ids.1).speed(UsbSpeed::Full).interface(interface);
     let deeds = Deeds::default();
     let function = NotingFunction { deeds: Arc::clone(&deeds), answers, line: line.to_vec() };
-    (Bench::new(EmulatedDevice::new(&definition, function), version), deeds)
+    (PortBench::new(EmulatedDevice::new(&definition, function), version), deeds)
 }
 
 fn accept(setup: SetupPacket) -> ControlTransferAnswer {
@@ -287,7 +287,7 @@ fn a_chip_that_has_to_be_asked_for_its_lines_is_asked_while_somebody_watches() {
 
 #[test]
 fn a_loopback_returns_a_mebibyte_and_its_lines() {
-    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let mut bench = PortBench::new(SerialGadget::device(UsbSpeed::High), 0);
     let sent: Vec<u8> = (0..1_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     bench.port.change(coding(3_000_000));
     bench.port.change(LineChange::ControlLines { dtr: true, rts: true });
@@ -311,7 +311,7 @@ fn a_loopback_returns_a_mebibyte_and_its_lines() {
 
 #[test]
 fn nothing_is_lost_while_nobody_reads_and_memory_is_bounded() {
-    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let mut bench = PortBench::new(SerialGadget::device(UsbSpeed::High), 0);
     let (mut sent, piece) = (0, [7; 10_000]);
     for _ in 0..100 {
         sent += bench.port.write(&piece);
@@ -342,7 +342,7 @@ fn what_is_no_serial_port_and_what_refuses_is_said() {
 
 #[test]
 fn a_reset_reaches_a_board_that_takes_no_more_bytes() {
-    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let mut bench = PortBench::new(SerialGadget::device(UsbSpeed::High), 0);
     let piece = [7; 10_000];
     for _ in 0..100 {
         bench.port.write(&piece);
@@ -358,7 +358,7 @@ fn a_reset_reaches_a_board_that_takes_no_more_bytes() {
 
 #[test]
 fn a_port_at_rest_goes_on_in_another_process_without_a_lost_byte() {
-    let mut bench = Bench::new(SerialGadget::device(UsbSpeed::High), 0);
+    let mut bench = PortBench::new(SerialGadget::device(UsbSpeed::High), 0);
     let coding = LineCoding { rate: 921_600, data_bits: 7, parity: Parity::Odd, stop_bits: StopBits::Two };
     bench.port.change(LineChange::Coding(coding));
     bench.port.change(LineChange::ControlLines { dtr: true, rts: true });
@@ -464,7 +464,7 @@ fn fuzz_serial_port() {
         let mut descriptors = DeviceDefinition::new(vendor, product).interface(interface).build();
         descriptors.device.device_bcd = input.pick(&[0x0200, 0x0400, 0x0700, 0x1000]);
         let device = Stranger { descriptors, selection: ConfigurationSelection::default(), held: Vec::new() };
-        let mut bench = Bench::new(device, 0x0600);
+        let mut bench = PortBench::new(device, 0x0600);
         let mut written = 0;
         while !input.is_empty() {
             let now = bench.now;

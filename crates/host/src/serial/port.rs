@@ -260,7 +260,7 @@ impl SerialPort {
         self.failure.as_ref()
     }
 
-    /// Lets go of the line for good: drops DTR and RTS and ends all requests; nothing more is written or changed.
+    /// Releases the line for good: drops DTR and RTS and ends all requests; nothing more is written or changed.
     /// [`SerialPort::is_closed`] says when that is done.
     pub fn close(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.is_closing, true) {

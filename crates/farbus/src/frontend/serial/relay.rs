@@ -27,7 +27,7 @@ use crate::link::meters::{EngineMeters, SyscallCounts};
 
 /// Kind of its snapshots.
 pub const SNAPSHOT_KIND: u16 = 17;
-/// How long the port may take to let go of its line when the attachment ends.
+/// How long the port may take to release its line when the attachment ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long what is under way may take to end before a snapshot: less than the asking thread waits.
 const REST_TIME_MAX: Duration = Duration::from_secs(4);
@@ -310,7 +310,7 @@ impl SerialRelay {
         }
     }
 
-    /// Lets go of the line, as far as the device answers.
+    /// Releases the line, as far as the device answers.
     fn close(&mut self) {
         let until = self.clock.now() + CLOSE_TIME_MAX;
         self.port.close(self.clock.now());
