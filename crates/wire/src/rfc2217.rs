@@ -2,7 +2,7 @@
 //!
 //! [`Rfc2217Conn`] is the server's end of a connection: it agrees on options with the client, takes the client's bytes
 //! apart into data and requests ([`Rfc2217Event`]), in their order, and packs data and answers. Clients are pyserial's
-//! `rfc2217://`, ser2net's `telnet(rfc2217)` and, without the option, any `telnet`.
+//! `rfc2217://`, ser2net's `telnet(rfc2217)` and, without the option, any `telnet`. [`client`] is the other end.
 //!
 //! | client | result |
 //! |---|---|
@@ -12,25 +12,18 @@
 //! | sends a COM port request that is too short, or unknown | no event, no answer, as RFC 2217 section 3 has it |
 //! | sends a sub-negotiation beyond 256 bytes | [`ProtocolViolation`] |
 
+pub mod client;
+mod telnet;
+
 use farbus_model::limits::TELNET_OPTION_BYTES_MAX;
+use telnet::{
+    BINARY, COM_PORT, DO, DONT, ECHO, IAC, SUBNEGOTIATION, SUBNEGOTIATION_END, SUPPRESS_GO_AHEAD, TelnetDecoder,
+    TelnetItem, TelnetState, WILL, WONT, add_data,
+};
 
 use crate::reject::ProtocolViolation;
 use crate::snapshot::{FieldReader, SnapshotWriter};
 
-/// Telnet's commands (RFC 854).
-const IAC: u8 = 255;
-const DONT: u8 = 254;
-const DO: u8 = 253;
-const WONT: u8 = 252;
-const WILL: u8 = 251;
-const SUBNEGOTIATION: u8 = 250;
-const BREAK: u8 = 243;
-const SUBNEGOTIATION_END: u8 = 240;
-/// Options: RFC 856, 857, 858, 2217.
-const BINARY: u8 = 0;
-const ECHO: u8 = 1;
-const SUPPRESS_GO_AHEAD: u8 = 3;
-const COM_PORT: u8 = 44;
 /// What the server's commands are above the client's (RFC 2217 section 3).
 const ANSWER: u8 = 100;
 
@@ -110,23 +103,11 @@ struct TelnetOption {
     is_wanted: bool,
 }
 
-/// Where the decoder is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TelnetState {
-    Data,
-    Command,
-    /// An option follows this verb.
-    Option(u8),
-    Subnegotiation,
-    SubnegotiationCommand,
-}
-
 /// The server's end of a connection.
 #[derive(Debug)]
 pub struct Rfc2217Conn {
-    state: TelnetState,
+    decoder: TelnetDecoder,
     has_cr: bool,
-    subnegotiation: Vec<u8>,
     options: [TelnetOption; 4],
     data: Vec<u8>,
     outgoing: Vec<u8>,
@@ -138,9 +119,8 @@ impl Rfc2217Conn {
     /// A connection that has just been made: the server's offers are its first bytes.
     pub fn new() -> Self {
         let mut conn = Self {
-            state: TelnetState::Data,
+            decoder: TelnetDecoder::default(),
             has_cr: false,
-            subnegotiation: Vec::new(),
             options: Default::default(),
             data: Vec::new(),
             outgoing: Vec::new(),
@@ -170,14 +150,16 @@ impl Rfc2217Conn {
         let mut events = Vec::new();
         let mut rest = bytes;
         while let Some((&byte, behind)) = rest.split_first() {
-            if self.state == TelnetState::Data && byte != IAC && self.is_plain() {
-                let plain = rest.iter().position(|byte| *byte == IAC).unwrap_or(rest.len());
+            let plain = if self.is_plain() { self.decoder.data_before_command(rest) } else { 0 };
+            if plain > 0 {
                 self.data.extend_from_slice(&rest[..plain]);
                 rest = &rest[plain..];
                 continue;
             }
             rest = behind;
-            self.take(byte, &mut events)?;
+            if let Some(item) = self.decoder.take(byte)? {
+                self.handle(item, &mut events);
+            }
         }
         self.end_data(&mut events);
         Ok(events)
@@ -195,12 +177,7 @@ impl Rfc2217Conn {
 
     /// Sends what the line brought.
     pub fn send(&mut self, data: &[u8]) {
-        for piece in data.split_inclusive(|byte| *byte == IAC) {
-            self.outgoing.extend_from_slice(piece);
-            if piece.last() == Some(&IAC) {
-                self.outgoing.push(IAC);
-            }
-        }
+        add_data(&mut self.outgoing, data);
     }
 
     /// Sends an answer or a notice; a client that does not use the option is sent none.
@@ -228,17 +205,11 @@ impl Rfc2217Conn {
 
     /// Writes its state for another process.
     pub fn save(&self, to: &mut SnapshotWriter) {
-        let (state, verb) = match self.state {
-            TelnetState::Data => (0, 0),
-            TelnetState::Command => (1, 0),
-            TelnetState::Option(verb) => (2, verb),
-            TelnetState::Subnegotiation => (3, 0),
-            TelnetState::SubnegotiationCommand => (4, 0),
-        };
+        let (state, verb) = self.decoder.state().numbers();
         to.u8(state);
         to.u8(verb);
         to.flag(self.has_cr);
-        to.bytes(&self.subnegotiation);
+        to.bytes(self.decoder.subnegotiation());
         for option in &self.options {
             [option.ours, option.is_offered, option.theirs, option.is_wanted]
                 .into_iter()
@@ -253,14 +224,8 @@ impl Rfc2217Conn {
     /// The snapshot is invalid.
     pub fn restore(from: &mut FieldReader<'_>) -> Result<Self, ProtocolViolation> {
         let (state, verb) = (from.u8("telnet")?, from.u8("verb")?);
-        let state = match state {
-            0 => TelnetState::Data,
-            1 => TelnetState::Command,
-            2 => TelnetState::Option(verb),
-            3 => TelnetState::Subnegotiation,
-            4 => TelnetState::SubnegotiationCommand,
-            _ => return Err(ProtocolViolation::new("telnet", state.into(), "there are states 0 to 4")),
-        };
+        let state = TelnetState::of_numbers(state, verb)
+            .ok_or_else(|| ProtocolViolation::new("telnet", state.into(), "there are states 0 to 4"))?;
         let (has_cr, subnegotiation) = (from.flag("carriage return")?, from.bytes("sub-negotiation")?.to_vec());
         if subnegotiation.len() > TELNET_OPTION_BYTES_MAX {
             let length = subnegotiation.len() as u64;
@@ -272,7 +237,8 @@ impl Rfc2217Conn {
             *option = TelnetOption { ours: flag()?, is_offered: flag()?, theirs: flag()?, is_wanted: flag()? };
         }
         let outgoing = from.bytes("outgoing")?.to_vec();
-        Ok(Self { state, has_cr, subnegotiation, options, data: Vec::new(), outgoing })
+        let decoder = TelnetDecoder::with(state, subnegotiation);
+        Ok(Self { decoder, has_cr, options, data: Vec::new(), outgoing })
     }
 
     /// Whether a CR stands for itself whatever follows it.
@@ -281,60 +247,26 @@ impl Rfc2217Conn {
         binary.theirs || self.is_agreed()
     }
 
-    fn take(&mut self, byte: u8, events: &mut Vec<Rfc2217Event>) -> Result<(), ProtocolViolation> {
-        self.state = match (self.state, byte) {
-            (TelnetState::Data, IAC) => TelnetState::Command,
-            (TelnetState::Data, _) => {
-                let is_padding = std::mem::replace(&mut self.has_cr, byte == b'\r') && byte == 0 && !self.is_plain();
-                if !is_padding {
-                    self.data.push(byte);
-                }
-                TelnetState::Data
+    fn handle(&mut self, item: TelnetItem, events: &mut Vec<Rfc2217Event>) {
+        if let TelnetItem::Data(byte) = item {
+            let is_padding = std::mem::replace(&mut self.has_cr, byte == b'\r') && byte == 0 && !self.is_plain();
+            if !is_padding {
+                self.data.push(byte);
             }
-            (TelnetState::Command, IAC) => {
-                self.data.push(IAC);
-                TelnetState::Data
-            }
-            (TelnetState::Command, WILL | WONT | DO | DONT) => TelnetState::Option(byte),
-            (TelnetState::Command, SUBNEGOTIATION) => {
-                self.subnegotiation.clear();
-                TelnetState::Subnegotiation
-            }
-            (TelnetState::Command, BREAK) => {
-                self.end_data(events);
-                events.push(Rfc2217Event::Break);
-                TelnetState::Data
-            }
-            // No operation, are you there, and the like: nothing that a serial port has.
-            (TelnetState::Command, _) => TelnetState::Data,
-            (TelnetState::Option(verb), option) => {
-                self.end_data(events);
-                self.negotiate(verb, option, events);
-                TelnetState::Data
-            }
-            (TelnetState::Subnegotiation, IAC) => TelnetState::SubnegotiationCommand,
-            (TelnetState::Subnegotiation, _) | (TelnetState::SubnegotiationCommand, IAC) => {
-                if self.subnegotiation.len() >= TELNET_OPTION_BYTES_MAX {
-                    let length = self.subnegotiation.len() as u64 + 1;
-                    return Err(ProtocolViolation::new("sub-negotiation", length, "no option has as many bytes"));
-                }
-                self.subnegotiation.push(byte);
-                TelnetState::Subnegotiation
-            }
-            (TelnetState::SubnegotiationCommand, _) => {
-                self.end_data(events);
-                if byte == SUBNEGOTIATION_END {
-                    self.end_subnegotiation(events);
-                }
-                TelnetState::Data
-            }
-        };
-        Ok(())
+            return;
+        }
+        self.end_data(events);
+        match item {
+            TelnetItem::Option(verb, option) => self.negotiate(verb, option, events),
+            TelnetItem::Subnegotiation => self.end_subnegotiation(events),
+            TelnetItem::Break => events.push(Rfc2217Event::Break),
+            TelnetItem::Data(_) => {}
+        }
     }
 
     /// A client that makes a request uses the option: pyserial answers an offer that comes before its own with nothing.
     fn end_subnegotiation(&mut self, events: &mut Vec<Rfc2217Event>) {
-        let Some(request) = request(&self.subnegotiation) else { return };
+        let Some(request) = request(self.decoder.subnegotiation()) else { return };
         let was_agreed = self.is_agreed();
         let [.., com_port] = &mut self.options;
         com_port.theirs = true;

@@ -2,6 +2,7 @@
 
 mod fuzzing;
 
+use farbus_wire::rfc2217::client::{Rfc2217Client, Rfc2217ClientEvent};
 use farbus_wire::rfc2217::{ComPortReply, ComPortRequest, Rfc2217Conn, Rfc2217Event};
 use fuzzing::{Input, fuzz};
 
@@ -143,5 +144,88 @@ fn fuzz_rfc2217() {
         assert_eq!(understood(&[front, behind]), whole);
         let single: Vec<&[u8]> = bytes.chunks(1).collect();
         assert_eq!(understood(&single), whole);
+    });
+}
+
+/// Carries bytes between the two ends until neither sends anything more; returns what each of them saw.
+fn converse(server: &mut Rfc2217Conn, client: &mut Rfc2217Client) -> (Vec<Rfc2217Event>, Vec<Rfc2217ClientEvent>) {
+    let (mut at_server, mut at_client) = (Vec::new(), Vec::new());
+    loop {
+        let (to_client, to_server) = (server.outgoing().to_vec(), client.outgoing().to_vec());
+        if to_client.is_empty() && to_server.is_empty() {
+            return (at_server, at_client);
+        }
+        server.handle_transmitted(to_client.len());
+        client.handle_transmitted(to_server.len());
+        at_client.extend(client.handle_received(&to_client).unwrap());
+        at_server.extend(server.handle_received(&to_server).unwrap());
+    }
+}
+
+#[test]
+fn client_and_server_agree_once_and_requests_keep_their_order_among_the_data() {
+    let (mut server, mut client) = (Rfc2217Conn::new(), Rfc2217Client::new());
+    assert_eq!(converse(&mut server, &mut client), (vec![Rfc2217Event::Agreed], Vec::new()));
+    let requests = [
+        ComPortRequest::Rate(0x00ff_ff01),
+        ComPortRequest::DataSize(7),
+        ComPortRequest::Parity(3),
+        ComPortRequest::StopSize(2),
+        ComPortRequest::Control(5),
+        ComPortRequest::Suspend(true),
+        ComPortRequest::Suspend(false),
+        ComPortRequest::LineStateMask(255),
+        ComPortRequest::ModemStateMask(255),
+        ComPortRequest::Purge(1),
+        ComPortRequest::Signature(b"x\xff".to_vec()),
+    ];
+    let mut expected = Vec::new();
+    for (at, request) in requests.into_iter().enumerate() {
+        let data = vec![IAC, b'\r', 0, at as u8];
+        client.send(&data);
+        client.request(&request);
+        expected.extend([Rfc2217Event::Data(data), Rfc2217Event::Request(request)]);
+    }
+    server.reply(ComPortReply::Rate(921_600));
+    server.send(&[IAC, 0, b'\r']);
+    server.reply(ComPortReply::ModemState(0xff));
+    let seen = vec![
+        Rfc2217ClientEvent::Rate(921_600),
+        Rfc2217ClientEvent::Data(vec![IAC, 0, b'\r']),
+        Rfc2217ClientEvent::ModemState(0xff),
+    ];
+    assert_eq!(converse(&mut server, &mut client), (expected, seen));
+}
+
+#[test]
+fn client_declines_what_a_serial_port_does_not_have_and_learns_that_a_server_declines() {
+    let mut client = Rfc2217Client::new();
+    client.handle_transmitted(client.outgoing().len());
+    assert_eq!(client.handle_received(&[IAC, DO, 24, IAC, WILL, 31, IAC, DO, 1, IAC, WILL, 1]).unwrap(), []);
+    assert_eq!(client.outgoing(), [IAC, WONT, 24, IAC, DONT, 31, IAC, WONT, 1, IAC, DO, 1]);
+    assert_eq!(client.handle_received(&[IAC, DONT, COM]).unwrap(), [Rfc2217ClientEvent::Declined]);
+    let endless = [&[IAC, SB][..], &[7; 300]].concat();
+    assert!(client.handle_received(&endless).is_err(), "no option is as long");
+}
+
+#[test]
+fn fuzz_rfc2217_client() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_rfc2217_client", |input: &mut Input<'_>| {
+        let bytes = input.rest();
+        let (mut whole, mut pieces) = (Rfc2217Client::new(), Rfc2217Client::new());
+        let data = |events: Vec<Rfc2217ClientEvent>| -> Vec<u8> {
+            let of = |event| if let Rfc2217ClientEvent::Data(data) = event { data } else { Vec::new() };
+            events.into_iter().flat_map(of).collect()
+        };
+        let at_once = whole.handle_received(bytes).map(data);
+        let one_by_one: Result<Vec<Vec<u8>>, _> =
+            bytes.iter().map(|byte| pieces.handle_received(&[*byte]).map(data)).collect();
+        assert_eq!(at_once.is_ok(), one_by_one.is_ok());
+        if let (Ok(at_once), Ok(one_by_one)) = (at_once, one_by_one) {
+            assert_eq!(at_once, one_by_one.concat());
+            assert_eq!(whole.outgoing(), pieces.outgoing());
+        }
+        // An answer of three bytes to three bytes at the most.
+        assert!(whole.outgoing().len() <= 15 + bytes.len());
     });
 }
