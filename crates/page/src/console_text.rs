@@ -4,6 +4,10 @@
 //! of lines. An invalid sequence, and a character that is not seen or changes how others are shown, is U+FFFD. Escape
 //! sequences (ECMA-48: colours, movements of the cursor, titles of windows) and other control characters are left out.
 //! CR LF, LF CR and a lone CR each end a line.
+//!
+//! For a terminal into which somebody types ([`ConsoleText::for_terminal`]), what moves the cursor, colours and erases is
+//! left, too: it changes what is seen, and nothing else. What makes a terminal answer, sets its title or its clipboard,
+//! or reports its mouse is left out.
 
 use farbus_io_net::trust::is_shown;
 
@@ -14,6 +18,7 @@ const STRING_CHARS_MAX: usize = 1024;
 const SEQUENCE_CHARS_MAX: usize = 64;
 
 const BELL: char = '\u{7}';
+const BACKSPACE: char = '\u{8}';
 const ESCAPE: char = '\u{1b}';
 const CANCEL: char = '\u{18}';
 const SUBSTITUTE: char = '\u{1a}';
@@ -28,6 +33,10 @@ pub struct ConsoleText {
     is_in_line: bool,
     /// Whether the last byte was a CR that has ended no line yet.
     has_returned: bool,
+    /// For a terminal: what moves the cursor, colours and erases is kept.
+    keeps_display: bool,
+    /// For a terminal: the sequence that has begun, without its ESC.
+    sequence: String,
 }
 
 /// Where in an escape sequence it is (ECMA-48 §5.3 to §5.6).
@@ -46,6 +55,11 @@ enum EscapeSequenceState {
 }
 
 impl ConsoleText {
+    /// For a terminal: colours and movements of the cursor are kept.
+    pub fn for_terminal() -> Self {
+        Self { keeps_display: true, ..Self::default() }
+    }
+
     /// Adds the text of these bytes, and of those before that were no whole character.
     pub fn add(&mut self, bytes: &[u8], to: &mut String) {
         let joined = [&std::mem::take(&mut self.begun)[..], bytes].concat();
@@ -75,40 +89,59 @@ impl ConsoleText {
     }
 
     fn character(&mut self, c: char, to: &mut String) {
-        self.state = match (self.state, c) {
+        if self.keeps_display {
+            self.sequence.push(c);
+        }
+        let (state, is_whole) = match (self.state, c) {
             // A sequence does not take the end of a line with it.
             (_, '\n' | '\r') => {
                 self.end_of_line(c, to);
-                EscapeSequenceState::Text
+                (EscapeSequenceState::Text, false)
             }
-            (_, CANCEL | SUBSTITUTE) => EscapeSequenceState::Text,
-            (EscapeSequenceState::String(_), BELL) => EscapeSequenceState::Text,
-            (EscapeSequenceState::String(count), ESCAPE) => EscapeSequenceState::StringEscape(count + 1),
-            (EscapeSequenceState::StringEscape(_), '\\') => EscapeSequenceState::Text,
+            (_, CANCEL | SUBSTITUTE) => (EscapeSequenceState::Text, false),
+            (EscapeSequenceState::String(_), BELL) => (EscapeSequenceState::Text, false),
+            (EscapeSequenceState::String(count), ESCAPE) => (EscapeSequenceState::StringEscape(count + 1), false),
+            (EscapeSequenceState::StringEscape(_), '\\') => (EscapeSequenceState::Text, false),
             (EscapeSequenceState::StringEscape(count) | EscapeSequenceState::String(count), _)
                 if count < STRING_CHARS_MAX =>
             {
-                EscapeSequenceState::String(count + 1)
+                (EscapeSequenceState::String(count + 1), false)
             }
-            (_, ESCAPE) => EscapeSequenceState::Escape(0),
-            (EscapeSequenceState::Escape(0), '[') => EscapeSequenceState::Control(0),
-            (EscapeSequenceState::Escape(0), ']' | 'P' | 'X' | '^' | '_') => EscapeSequenceState::String(0),
+            (_, ESCAPE) => {
+                self.sequence.clear();
+                (EscapeSequenceState::Escape(0), false)
+            }
+            (EscapeSequenceState::Escape(0), '[') => (EscapeSequenceState::Control(0), false),
+            (EscapeSequenceState::Escape(0), ']' | 'P' | 'X' | '^' | '_') => (EscapeSequenceState::String(0), false),
             (EscapeSequenceState::Escape(count), ' '..='/') if count < SEQUENCE_CHARS_MAX => {
-                EscapeSequenceState::Escape(count + 1)
+                (EscapeSequenceState::Escape(count + 1), false)
             }
-            (EscapeSequenceState::Escape(_), '0'..='~') => EscapeSequenceState::Text,
             (EscapeSequenceState::Control(count), ' '..='?') if count < SEQUENCE_CHARS_MAX => {
-                EscapeSequenceState::Control(count + 1)
+                (EscapeSequenceState::Control(count + 1), false)
             }
-            (EscapeSequenceState::Control(_), '@'..='~') => EscapeSequenceState::Text,
+            (EscapeSequenceState::Escape(_), '0'..='~') | (EscapeSequenceState::Control(_), '@'..='~') => {
+                (EscapeSequenceState::Text, true)
+            }
             (_, c) => {
                 self.plain(c, to);
-                EscapeSequenceState::Text
+                (EscapeSequenceState::Text, false)
             }
         };
+        self.state = state;
+        if is_whole && self.keeps_display && is_of_display(&self.sequence) {
+            to.push(ESCAPE);
+            to.push_str(&self.sequence);
+        }
+        if matches!(state, EscapeSequenceState::Text | EscapeSequenceState::String(_)) {
+            self.sequence.clear();
+        }
     }
 
     fn plain(&mut self, c: char, to: &mut String) {
+        if self.keeps_display && matches!(c, BELL | BACKSPACE) {
+            to.push(c);
+            return;
+        }
         if std::mem::take(&mut self.has_returned) && self.is_in_line {
             to.push('\n');
             self.is_in_line = false;
@@ -122,6 +155,10 @@ impl ConsoleText {
 
     /// LF ends a line; CR ends one that has text, unless the LF of the pair does or has done it.
     fn end_of_line(&mut self, c: char, to: &mut String) {
+        if self.keeps_display {
+            to.push(c);
+            return;
+        }
         if c == '\r' {
             self.has_returned = true;
             return;
@@ -129,6 +166,31 @@ impl ConsoleText {
         self.has_returned = false;
         to.push('\n');
         self.is_in_line = false;
+    }
+}
+
+/// Modes of a terminal that change what it shows, or what its keys send: cursor keys, reverse video, origin, wrapping,
+/// cursor, the second screen, marks around what is pasted.
+const MODES: [&str; 12] = ["1", "3", "5", "6", "7", "12", "25", "47", "1047", "1048", "1049", "2004"];
+
+/// Whether a sequence without its ESC changes nothing but what a terminal shows (ECMA-48, and xterm's modes).
+fn is_of_display(sequence: &str) -> bool {
+    let Some(control) = sequence.strip_prefix('[') else {
+        return matches!(sequence, "7" | "8" | "D" | "E" | "M" | "=" | ">" | "(B" | "(0" | ")B" | ")0");
+    };
+    let Some((at, last)) = control.char_indices().last() else { return false };
+    let parameters = &control[..at];
+    match (parameters.strip_prefix('?'), last) {
+        (Some(modes), 'h' | 'l') => modes.split(';').all(|mode| MODES.contains(&mode)),
+        (Some(which), 'J' | 'K') => matches!(which, "" | "0" | "1" | "2"),
+        (Some(_), _) => false,
+        (None, 'h' | 'l') => parameters == "4",
+        (None, last) => {
+            "@ABCDEFGHIJKLMPSTXZ`abdefgmrsu".contains(last)
+                && parameters
+                    .split([';', ':'])
+                    .all(|number| number.len() <= 4 && number.bytes().all(|digit| digit.is_ascii_digit()))
+        }
     }
 }
 
@@ -173,6 +235,59 @@ mod tests {
                     bytes.escape_ascii().to_string()
                 );
             }
+        }
+    }
+
+    #[test]
+    fn text_for_a_terminal_keeps_what_is_seen_and_nothing_that_a_terminal_answers() {
+        let kept = [
+            "a\r\nb\rc\x08d\x07",
+            "\x1b[1;31mred\x1b[0m\x1b[38:2:1:2:3m\x1b[m",
+            "\x1b[2J\x1b[H\x1b[12;40H\x1b[K\x1b[3D\x1b[?25l\x1b[?1049;25h\x1b7\x1b8\x1b(0q\x1b(B\x1b[1;24r\x1b[4h",
+        ];
+        // Questions, titles, clipboards, windows, mice, reset, strings, keys that send something else, printers.
+        let dropped = [
+            "\x1b[c",
+            "\x1b[>c",
+            "\x1b[6n",
+            "\x1b[?6n",
+            "\x1b[18t",
+            "\x1b[?1000h",
+            "\x1b[?25;1003h",
+            "\x1bc",
+            "\x1b]52;c;aGk=\x07",
+            "\x1b]0;title\x1b\\",
+            "\x1bP$qm\x1b\\",
+            "\x1b[>4;2m",
+            "\x1b[5i",
+            "\x1b[?5i",
+            "\x1b[!p",
+            "\x1bZ",
+            "\x05",
+            "\x0e",
+            "\x1b[99999A",
+            "\x1b[1$r",
+            "\x1b[0x",
+            "\x1b_x\x1b\\",
+            "\u{9b}",
+            "\x1b[12h",
+        ];
+        let text = |bytes: &str, piece: usize| {
+            let (mut console, mut text) = (ConsoleText::for_terminal(), String::new());
+            bytes.as_bytes().chunks(piece).for_each(|bytes| console.add(bytes, &mut text));
+            text
+        };
+        for piece in [1, 2, 7, 1000] {
+            for kept in kept {
+                assert_eq!(text(kept, piece), kept);
+            }
+            for dropped in dropped {
+                assert_eq!(text(&format!("a{dropped}b"), piece), "ab", "{dropped:?}");
+            }
+            let endless = format!("\x1b]{}", "x".repeat(5000));
+            let mut console = ConsoleText::for_terminal();
+            console.add(endless.as_bytes(), &mut String::new());
+            assert!(console.sequence.capacity() < 4096);
         }
     }
 
