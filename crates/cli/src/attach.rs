@@ -1,5 +1,6 @@
 //! `farbus attach` and `farbus detach`.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -42,6 +43,7 @@ use farbus_modules::ModuleSpec;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level;
 
 use super::CommandFailure;
 use super::link_args::{LinkArgs, hold_from};
@@ -201,6 +203,9 @@ pub struct AttachArgs {
     /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
+    /// Detach when standard input ends: farbus itself started this.
+    #[arg(long, hide = true)]
+    end_with_input: bool,
 }
 
 /// A parser for how far ahead a device is asked, with the words for the help.
@@ -290,6 +295,9 @@ pub fn attach(mut args: AttachArgs) -> Result<(), CommandFailure> {
         give_rights_away(&ConfinementNeeds { readable, ..ConfinementNeeds::default() })?;
     }
     let shown = Arc::new(AttachStatusSource::new(&request));
+    if args.end_with_input {
+        thread::spawn(end_with_input);
+    }
     let for_control_socket = Arc::clone(&shown);
     control_socket
         .open(control_listener, move |question, files| for_control_socket.answer(question, files))
@@ -578,6 +586,13 @@ fn end_on(mut signals: Signals, shown: Arc<AttachStatusSource>) {
             shown.handle().iter().for_each(AttachmentHandle::cut);
         }
     });
+}
+
+/// Ends this command, as a signal does, when the process has gone that has the other end of standard input.
+fn end_with_input() {
+    // Nothing is sent; an error is an end, too.
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    let _ = low_level::raise(SIGTERM);
 }
 
 /// What the status shows, from the first try on.

@@ -116,9 +116,10 @@ fn every_command_has_examples() {
 }
 
 /// The commands without `--json`, and why.
-const WITHOUT_JSON: [(&str, &str); 5] = [
+const WITHOUT_JSON: [(&str, &str); 6] = [
     ("farbus run", "what it prints is the program's"),
     ("farbus shell", "what it prints is the shell's"),
+    ("farbus console", "what it prints is the device's; 'farbus observe --console --json' is for programs"),
     ("farbus bench", "it passes its words to another program, farbus-bench, which has options of its own"),
     ("farbus papers", "it passes its words to another program, farbus-papers, which has '--json'"),
     ("farbus conform", "it passes its words to another program, farbus-conform, whose commands have it"),

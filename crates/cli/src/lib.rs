@@ -16,6 +16,7 @@ mod attach;
 mod audit;
 pub mod bench;
 mod conform;
+mod console;
 mod daemon;
 mod demo;
 mod directory;
@@ -79,7 +80,7 @@ use started::{StartedLine, StartedVerb};
     version = version::program_version(),
     max_term_width = 100,
     propagate_version = true,
-    help_template = "{about}\n{usage-heading} {usage}   (farbus COMMAND --help, farbus explain MESSAGE)\n\nCommands:\n{subcommands}{after-help}",
+    help_template = "{about}\n{usage-heading} {usage}   (farbus COMMAND --help, farbus explain MESSAGE)\n\n{subcommands}{after-help}",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
@@ -104,6 +105,7 @@ enum FarbusCommand {
     Run(run::RunArgs),
     Shell(run::ShellArgs),
     Detach(attach::DetachArgs),
+    Console(console::ConsoleArgs),
     /// Hold a virtual machine's device before the machine migrates.
     #[command(
         after_help = "A machine that has a device by '--via redir' migrates between two QEMUs of this host. Start the destination with the same options and '-incoming', connected to the same socket; then hold the device, and migrate. The guest waits for the device meanwhile, and loses nothing.\n\n\
@@ -237,6 +239,7 @@ impl FarbusCli {
             self.verb,
             FarbusCommand::Demo(_)
                 | FarbusCommand::Run(_)
+                | FarbusCommand::Console(_)
                 | FarbusCommand::Shell(_)
                 | FarbusCommand::Started(StartedVerb::RunInside { .. })
         );
@@ -273,6 +276,7 @@ fn carry_out(verb: FarbusCommand) -> Result<(), CommandFailure> {
         FarbusCommand::Run(args) => run::run(args),
         FarbusCommand::Shell(args) => run::shell(args),
         FarbusCommand::Detach(args) => attach::detach(args),
+        FarbusCommand::Console(args) => console::run(args),
         FarbusCommand::Hold(args) => attach::hold(args),
         FarbusCommand::Resume(args) => attach::resume(args),
         FarbusCommand::Migrate(args) => migrate::run(args),

@@ -90,6 +90,15 @@ impl LinkArgs {
         grace
     }
 
+    /// The words that say the same to another command.
+    pub fn words(&self) -> Vec<String> {
+        let grace = self.grace.map(|grace| format!("--grace={grace}"));
+        let address = self.address.as_ref().map(|address| format!("--address={address}"));
+        let modules = self.module.iter().map(|module| format!("--module={module}"));
+        let links = [format!("--links={}", self.links), format!("--over={}", self.over.as_str())];
+        grace.into_iter().chain(address).chain(modules).chain(links).collect()
+    }
+
     /// The options of a client that has no others.
     ///
     /// # Errors

@@ -5,9 +5,9 @@
 //! sequences (ECMA-48: colours, movements of the cursor, titles of windows) and other control characters are left out.
 //! CR LF, LF CR and a lone CR each end a line.
 //!
-//! For a terminal into which somebody types ([`ConsoleText::for_terminal`]), what moves the cursor, colours and erases is
-//! left, too: it changes what is seen, and nothing else. What makes a terminal answer, sets its title or its clipboard,
-//! or reports its mouse is left out.
+//! For a terminal into which somebody types ([`ConsoleText::for_terminal`]), what moves the cursor, colours and erases
+//! is left, too: it changes what is seen, and nothing else. What makes a terminal answer, sets its title or its
+//! clipboard, or reports its mouse is left out.
 
 use farbus_io_net::trust::is_shown;
 

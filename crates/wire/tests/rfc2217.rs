@@ -2,8 +2,9 @@
 
 mod fuzzing;
 
-use farbus_wire::rfc2217::client::{Rfc2217Client, Rfc2217ClientEvent};
-use farbus_wire::rfc2217::{ComPortReply, ComPortRequest, Rfc2217Conn, Rfc2217Event};
+use farbus_wire::rfc2217::{
+    ComPortReply, ComPortRequest, Rfc2217Client, Rfc2217ClientEvent, Rfc2217Conn, Rfc2217Event,
+};
 use fuzzing::{Input, fuzz};
 
 const IAC: u8 = 255;

@@ -120,6 +120,7 @@ mod run_tools;
 mod runtime_folder;
 mod same_device;
 mod seen;
+mod serial_console;
 mod serial_ports;
 mod sessions;
 mod share_by_daemon;

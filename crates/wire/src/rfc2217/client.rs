@@ -1,10 +1,10 @@
 //! The client's end of RFC 2217: a program that uses a serial port over TCP, whatever the server is.
 
+use super::com_port::{ANSWER, ComPortRequest};
 use super::telnet::{
     BINARY, COM_PORT, DO, DONT, ECHO, IAC, SUBNEGOTIATION, SUBNEGOTIATION_END, SUPPRESS_GO_AHEAD, TelnetDecoder,
     TelnetItem, WILL, WONT, add_data,
 };
-use super::{ANSWER, ComPortRequest};
 use crate::reject::ProtocolViolation;
 
 /// What the server sent.
