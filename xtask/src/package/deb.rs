@@ -89,7 +89,7 @@ fn dependencies(work: &Path, programs: &InstalledPrograms) -> Result<String, Str
     let mut ask = Command::new("dpkg-shlibdeps");
     ask.current_dir(&folder).env("DEB_HOST_ARCH", name).arg("-O");
     ask.args(programs.architecture.libraries().map(|folder| format!("-l{folder}")));
-    ask.args([&programs.farbus, &programs.conform, &programs.bench]);
+    ask.args([&programs.farbus, &programs.conform, &programs.bench, &programs.papers]);
     let message = String::from_utf8_lossy(&cargo::output(ask)?).into_owned();
     let depends = message.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     // The libraries that a cross compiler links with are in packages with names of their own.

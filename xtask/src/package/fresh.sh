@@ -7,7 +7,7 @@ list() {
 }
 list >/root/before
 apt-get install -q -y /root/farbus.deb
-for path in /usr/bin/farbus /usr/bin/farbus-conform /usr/bin/farbus-bench /etc/farbus/farbus.toml \
+for path in /usr/bin/farbus /usr/bin/farbus-conform /usr/bin/farbus-bench /usr/bin/farbus-papers /etc/farbus/farbus.toml \
     /usr/share/man/man1/farbus-attach.1.gz /usr/share/man/man1/farbus-conform-exporter.1.gz \
     /usr/share/bash-completion/completions/farbus /usr/share/bash-completion/completions/farbus-conform \
     /usr/share/doc/farbus/book/first-steps.md; do
@@ -17,6 +17,7 @@ getent passwd farbus
 [ "$(stat -c %U:%a /var/lib/farbus)" = farbus:700 ]
 farbus --version
 farbus bench list >/dev/null
+farbus papers --list >/dev/null
 [ "$(farbus conform --version)" = "$(farbus-conform --version)" ]
 farbus conform exporter --list | grep -q '^list-framing '
 farbus demo

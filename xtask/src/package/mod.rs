@@ -21,7 +21,7 @@ use std::process::Command;
 /// What can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PackageForm {
-    /// A Debian package: command, daemon, units, conformance kit, benchmarks, manual pages, book
+    /// A Debian package: command, daemon, units, conformance kit, benchmarks, papers' figures, manual pages, book
     Deb,
     /// The command and the conformance kit alone, which need no library (musl)
     Static,
@@ -193,15 +193,18 @@ fn programs(
     } else {
         (dist::program()?, dist::conform()?)
     };
-    let bench = work.join("farbus-bench");
-    if has_test_benchmarks && !architecture.is_foreign() {
-        // The same features as the tests select, so that nothing is built again.
-        let built = cargo::executables(cargo(&["build", "--workspace", "--bin", "farbus-bench"]))?;
-        architecture.strip(&cargo::program(&built, "farbus-bench")?, &bench)?;
-    } else {
-        architecture.release("farbus-bench", "farbus-bench", &bench)?;
+    let [bench, papers] = ["farbus-bench", "farbus-papers"].map(|name| (name, work.join(name)));
+    for (name, to) in [&bench, &papers] {
+        if has_test_benchmarks && !architecture.is_foreign() {
+            // The same features as the tests select, so that nothing is built again.
+            let built = cargo::executables(cargo(&["build", "--workspace", "--bin", name]))?;
+            architecture.strip(&cargo::program(&built, name)?, to)?;
+        } else {
+            architecture.release(name, name, to)?;
+        }
     }
-    Ok(tree::InstalledPrograms { architecture, farbus, conform, bench })
+    let (bench, papers) = (bench.1, papers.1);
+    Ok(tree::InstalledPrograms { architecture, farbus, conform, bench, papers })
 }
 
 /// Makes a package of these programs with a later version: what an upgrade installs.

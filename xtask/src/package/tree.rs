@@ -16,6 +16,8 @@ pub struct InstalledPrograms {
     pub conform: PathBuf,
     /// The benchmarks, which `farbus bench` starts.
     pub bench: PathBuf,
+    /// The papers' tables and figures, which `farbus papers` starts.
+    pub papers: PathBuf,
 }
 
 /// A file of the project that is installed as it is.
@@ -63,6 +65,7 @@ pub fn write(root: &Path, programs: &InstalledPrograms) -> Result<(), String> {
     put(&programs.farbus, &root.join("usr/bin/farbus"), 0o755)?;
     put(&programs.conform, &root.join("usr/bin/farbus-conform"), 0o755)?;
     put(&programs.bench, &root.join("usr/bin/farbus-bench"), 0o755)?;
+    put(&programs.papers, &root.join("usr/bin/farbus-papers"), 0o755)?;
     for file in FILES {
         put(&workspace::root().join(file.from), &root.join(file.to), file.mode)?;
     }
