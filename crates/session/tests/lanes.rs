@@ -45,7 +45,7 @@ fn wanting(importer: &ImporterSession) -> Vec<u16> {
 /// Carries what was sent on one lane to the other end, on the same or another lane.
 fn carry(importer: &mut ImporterSession, from: u16, exporter: &mut ExporterSession, to: u16) {
     let lane = importer.lanes_mut().get_mut(from).unwrap();
-    let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
     lane.handle_transmitted(bytes.len());
     let lane = exporter.lanes_mut().get_mut(to).unwrap();
     lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
@@ -57,7 +57,7 @@ fn prove(importer: &mut ImporterSession, exporter: &mut ExporterSession, number:
     carry(importer, number, exporter, number);
     assert_eq!(exporter.advance(NOW, &mut Nothing), Ok(false));
     let lane = exporter.lanes_mut().get_mut(number).unwrap();
-    let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
     lane.handle_transmitted(bytes.len());
     let lane = importer.lanes_mut().get_mut(number).unwrap();
     lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);

@@ -85,7 +85,7 @@ fn hear(session: &mut ExporterSession, bytes: &[u8]) -> Result<(), ProtocolViola
 fn taken(session: &mut ExporterSession) -> Vec<(FrameHeader, Vec<u8>)> {
     let mut bytes = Vec::new();
     while session.lane_mut().has_transmit() {
-        let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+        let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         session.lane_mut().handle_transmitted(runs.len());
         bytes.extend(runs);
     }

@@ -86,7 +86,7 @@ fn board(more: impl IntoIterator<Item = (u8, String)>) -> DescriptorSet {
 }
 
 fn carry(from: &mut Lane, to: &mut Lane) {
-    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
     from.handle_transmitted(bytes.len());
     to.receive_space()[..bytes.len()].copy_from_slice(&bytes);
     to.handle_received(bytes.len());

@@ -54,7 +54,7 @@ impl ExporterServices for Notes {
 }
 
 fn carry(from: &mut Lane, to: &mut Lane) {
-    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+    let bytes: Vec<u8> = from.poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
     from.handle_transmitted(bytes.len());
     to.receive_space()[..bytes.len()].copy_from_slice(&bytes);
     to.handle_received(bytes.len());

@@ -43,7 +43,7 @@ impl LinkEnd {
     fn transmit(&mut self, now: Instant) -> Vec<u8> {
         let mut sent = Vec::new();
         while self.lane.has_transmit() {
-            let bytes: Vec<u8> = self.lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
+            let bytes: Vec<u8> = self.lane.poll_transmit(now).iter().map(|run| &**run).collect::<Vec<_>>().concat();
             self.lane.handle_transmitted(bytes.len());
             sent.extend(bytes);
         }

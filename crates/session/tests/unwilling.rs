@@ -397,7 +397,7 @@ fn waiting_requests_are_answered_in_order_once_answers_are_taken() {
         while session.advance(NOW, &mut offered).unwrap() {}
     }
     while session.lane_mut().has_transmit() || session.has_waiting_work() {
-        let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+        let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         session.lane_mut().handle_transmitted(runs.len());
         answered.extend(runs);
         while session.advance(NOW, &mut offered).unwrap() {}

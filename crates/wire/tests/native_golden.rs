@@ -404,7 +404,7 @@ fn linked() -> Lane {
 fn transmitted(lane: &mut Lane) -> Vec<u8> {
     let mut bytes = Vec::new();
     while lane.has_transmit() {
-        let runs: Vec<u8> = lane.poll_transmit(CUT_AT).iter().flat_map(|run| run.to_vec()).collect();
+        let runs: Vec<u8> = lane.poll_transmit(CUT_AT).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         lane.handle_transmitted(runs.len());
         bytes.extend(runs);
     }

@@ -215,7 +215,7 @@ impl Drop for Road {
 fn transmitted(lane: &mut Lane, now: Instant) -> Vec<u8> {
     let mut all = Vec::new();
     while lane.has_transmit() {
-        let bytes: Vec<u8> = lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
+        let bytes: Vec<u8> = lane.poll_transmit(now).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         lane.handle_transmitted(bytes.len());
         all.extend(bytes);
     }

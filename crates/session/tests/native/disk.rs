@@ -492,7 +492,8 @@ impl DiskWorld {
     /// old data.
     fn change_medium(&mut self, random: &mut Random) {
         let bytes: Vec<u8> = (0..BLOCKS).map(|_| random.below(256) as u8).collect();
-        let all: Vec<u8> = bytes.iter().flat_map(|&byte| [byte; BLOCK as usize]).collect();
+        let blocks: Vec<_> = bytes.iter().map(|&byte| [byte; BLOCK as usize]).collect();
+        let all = blocks.concat();
         let mut medium = self.exporter_services.medium.lock().unwrap();
         (medium.cached, medium.durable) = (all.clone(), all);
         self.known.fill(Known::Anything);

@@ -110,7 +110,8 @@ impl BlockDevice for OpenDisk {
             let sectors = first..first + request.length as usize / SECTOR;
             match request.op {
                 BlockOp::Read => {
-                    let bytes: Vec<u8> = medium.cached[sectors].iter().flat_map(|version| content(*version)).collect();
+                    let bytes: Vec<u8> =
+                        medium.cached[sectors].iter().map(|version| content(*version)).collect::<Vec<_>>().concat();
                     done.push(request.answer(bytes.into()));
                 }
                 BlockOp::Write => {
@@ -338,7 +339,7 @@ impl ForgetfulWorld {
                 let version = self.version;
                 // Even a write that is never answered may be stored.
                 self.known[sectors].iter_mut().for_each(|known| known.since.push(version));
-                let bytes: Vec<u8> = (0..count).flat_map(|_| content(version)).collect();
+                let bytes = content(version).repeat(count);
                 (BlockRequest::write(id, offset, bytes.into()), UnansweredRequest::Write { first, count, version })
             }
         };

@@ -279,7 +279,7 @@ impl Guest {
     }
 
     fn flush(&mut self) {
-        let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.to_vec()).collect();
+        let bytes: Vec<u8> = self.conn.poll_transmit().iter().map(|run| &**run).collect::<Vec<_>>().concat();
         self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
         self.bytes.extend(bytes);
     }
@@ -396,7 +396,7 @@ impl GuestWorld {
         }
         host.advance(now).expect("a guest that behaves");
         while host.has_transmit() {
-            let bytes: Vec<u8> = host.poll_transmit().iter().flat_map(|run| run.to_vec()).collect();
+            let bytes: Vec<u8> = host.poll_transmit().iter().map(|run| &**run).collect::<Vec<_>>().concat();
             host.handle_transmitted(bytes.len());
             self.guest.hear(&bytes);
             host.advance(now).expect("a guest that behaves");

@@ -141,7 +141,8 @@ impl Kernel {
     fn carry(&mut self, now: Instant, most: usize, done: &mut CompletionQueue) {
         self.client();
         let (client, exporter) = (self.client.as_mut().unwrap(), self.exporter.as_mut().unwrap());
-        let bytes: Vec<u8> = client.poll_transmit().iter().flat_map(|run| run.to_vec()).take(most).collect();
+        let mut bytes: Vec<u8> = client.poll_transmit().iter().map(|run| &**run).collect::<Vec<_>>().concat();
+        bytes.truncate(most);
         client.handle_transmitted(bytes.len(), done);
         self.up.extend(bytes);
         let space = exporter.receive_space();
@@ -151,7 +152,8 @@ impl Kernel {
         }
         exporter.handle_received(count);
         exporter.advance(now, &mut Nothing).expect("a kernel that behaves");
-        let bytes: Vec<u8> = exporter.poll_transmit().iter().flat_map(|run| run.to_vec()).take(most).collect();
+        let mut bytes: Vec<u8> = exporter.poll_transmit().iter().map(|run| &**run).collect::<Vec<_>>().concat();
+        bytes.truncate(most);
         exporter.handle_transmitted(bytes.len());
         self.down.extend(bytes);
         let space = client.receive_space();

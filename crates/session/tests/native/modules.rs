@@ -207,7 +207,7 @@ fn random_frames_behind_modules_do_no_harm() {
             message.head.flags.more = random.once_in(4);
             lane.send(message);
         }
-        let bytes: Vec<u8> = lane.poll_transmit(world.now).iter().flat_map(|run| run.to_vec()).collect();
+        let bytes: Vec<u8> = lane.poll_transmit(world.now).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         let mut outcome = Ok(false);
         let mut rest = &bytes[..];
         while !rest.is_empty() {

@@ -197,7 +197,8 @@ impl Importer {
         let (id, offset) = (self.next_id, self.at * BLOCK);
         self.next_id += 1;
         let request = if self.mode == AttachmentMode::Exclusive && random.once_in(2) {
-            let bytes: Vec<u8> = (0..count).flat_map(|_| [random.below(256) as u8; BLOCK as usize]).collect();
+            let blocks: Vec<_> = (0..count).map(|_| [random.below(256) as u8; BLOCK as usize]).collect();
+            let bytes = blocks.concat();
             self.unanswered.insert(id, (0, 0, moment));
             BlockRequest::write(BlockId(id), offset, bytes.into())
         } else {

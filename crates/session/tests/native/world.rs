@@ -423,7 +423,7 @@ fn note_importer<A>(bytes: &[u8]) {
 /// Puts up to `most` bytes of what a lane has to send on their way.
 fn transmit(lane: &mut Lane, now: Instant, most: usize, way: &mut Vec<u8>) {
     if lane.has_transmit() {
-        let runs: Vec<u8> = lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
+        let runs: Vec<u8> = lane.poll_transmit(now).iter().map(|run| &**run).collect::<Vec<_>>().concat();
         let count = runs.len().min(most);
         lane.handle_transmitted(count);
         way.extend(&runs[..count]);
