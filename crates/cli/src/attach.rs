@@ -72,6 +72,7 @@ use super::waiting::DeviceWait;
         redir   any device in a virtual machine, by QEMU's usb-redir\n  \
         rfc2217 a serial port without a kernel driver; pyserial, esptool\n  \
         tcp     a serial port's bytes alone; zigbee2mqtt, nc\n  \
+        pty     a serial port as a file, for rate and bytes; picocom, gpsd\n  \
         auto    uas for a disk in a session, kernel for anything else;\n          \
         fuse where the kernel has no vhci-hcd\n\n\
         Examples:\n  \
@@ -101,12 +102,14 @@ pub struct AttachArgs {
     /// VENDOR:PRODUCT (10c4:ea60) or serial=NUMBER.
     #[arg(value_parser = target_from)]
     target: DeviceTarget,
-    /// kernel, uas, fuse, nbd, redir, rfc2217, tcp.
+    /// kernel, uas, fuse, nbd, redir, rfc2217, tcp, pty.
     #[arg(long, value_parser = via_parser(), default_value = "auto", hide_possible_values = true)]
     via: FrontEndChoice,
-    /// fuse: the folder for the disk's file.
+    /// fuse: the folder for the disk's file. pty: the serial port's file.
     ///
-    /// farbus makes the folder if it is missing.
+    /// fuse makes the folder if it is missing. pty makes a symbolic link to a terminal, which only its owner and root
+    /// may open; the default is in the runtime folder. A program sets rate, stop bits and RTS/CTS there. Other formats,
+    /// modem lines and breaks do not pass a terminal: --via rfc2217 has these.
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
     /// The Unix socket for programs.
@@ -443,7 +446,7 @@ fn request_from(args: &AttachArgs) -> Result<(AttachRequest, &'static dyn FrontE
 fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<SocketLocation>, CommandFailure> {
     match front_end.protocol() {
         Some(_) if args.at.is_some() => {
-            Err(CommandFailure::local("--at goes with --via fuse; where programs connect say --socket PATH"))
+            Err(CommandFailure::local("--at goes with --via fuse and pty; where programs connect say --socket PATH"))
         }
         Some(protocol) => {
             place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device).map(Some)
@@ -451,8 +454,8 @@ fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Sock
         None if args.socket.is_some() || args.listen.is_some() => Err(CommandFailure::local(
             "--socket and --listen go with --via nbd, redir, rfc2217 and tcp: there programs connect",
         )),
-        None if args.at.is_some() && !front_end.has_folder() => {
-            Err(CommandFailure::local("--at goes with --via fuse: the kernel names its devices itself"))
+        None if args.at.is_some() && !front_end.has_path() => {
+            Err(CommandFailure::local("--at goes with --via fuse and pty: the kernel names its devices itself"))
         }
         None => Ok(None),
     }

@@ -616,10 +616,10 @@ fn attach_from(table: AttachTable) -> Result<AttachRequest, SpannedError> {
     let target = parsed(&table.target)?;
     let via: FrontEndChoice = table.via.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let front_end = via.named();
-    if let Some(at) = table.at.as_ref().filter(|_| !front_end.has_folder()) {
+    if let Some(at) = table.at.as_ref().filter(|_| !front_end.has_path()) {
         let message = match front_end.protocol() {
-            Some(_) => "'at' goes with via = \"fuse\": here say 'socket'",
-            None => "'at' goes with via = \"fuse\": the kernel names its devices itself",
+            Some(_) => "'at' goes with via = \"fuse\" and \"pty\": here say 'socket'",
+            None => "'at' goes with via = \"fuse\" and \"pty\": the kernel names its devices itself",
         };
         return Err((Some(at.span()), message.into()));
     }

@@ -50,11 +50,10 @@ fn usb_disk() -> Box<dyn Device> {
 impl Harness {
     /// With a disk, or with a serial port for a front end that shows these.
     fn with_device_for(front_end: &dyn FrontEnd) -> Self {
-        match front_end.protocol() {
-            Some(protocol) if protocol.is_tcp => {
-                Self::sharing(|share| drop(share.add("device", SerialGadget::device(UsbSpeed::High)).unwrap()))
-            }
-            _ => Self::new(),
+        let is_for_serial_ports = front_end.protocol().is_some_and(|protocol| protocol.is_tcp);
+        match is_for_serial_ports || front_end.name() == "pty" {
+            true => Self::sharing(|share| drop(share.add("device", SerialGadget::device(UsbSpeed::High)).unwrap())),
+            false => Self::new(),
         }
     }
 

@@ -122,6 +122,7 @@ mod same_device;
 mod seen;
 mod serial_console;
 mod serial_ports;
+mod serial_terminals;
 mod sessions;
 mod share_by_daemon;
 mod share_usb_by_daemon;

@@ -62,7 +62,7 @@ fn run_pyserial(harness: &Harness, attached: &Running, address: &str) {
     assert!(ended.code == Some(0) && ended.stdout.contains("all is well"), "{ended:?}\n{}", attached.log());
 }
 
-fn has_pyserial() -> bool {
+pub fn has_pyserial() -> bool {
     has("python3-serial", Path::new("/usr/lib/python3/dist-packages/serial").exists())
 }
 

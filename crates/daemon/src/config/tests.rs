@@ -192,7 +192,7 @@ fn configuration_errors_name_the_place_and_what_is_allowed() {
         (
             "[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"",
             "3:7",
-            "kernel, uas, fuse, nbd, redir, rfc2217, tcp and auto",
+            "kernel, uas, fuse, nbd, redir, rfc2217, tcp, pty and auto",
         ),
         ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
         ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "\"nbd\" and \"uas\""),

@@ -433,7 +433,7 @@ impl BrokerClient {
         }
     }
 
-    fn ask_for_descriptor(&self, question: &BrokerRequest) -> io::Result<OwnedFd> {
+    pub(super) fn ask_for_descriptor(&self, question: &BrokerRequest) -> io::Result<OwnedFd> {
         let (_, fd) = self.ask::<Value>(question, None)?;
         fd.ok_or_else(|| io::Error::other("no descriptor came along"))
     }

@@ -90,6 +90,22 @@ pub(super) enum BrokerRequest {
     LeavePlace {
         place: SocketLocation,
     },
+    /// Opens a terminal, and makes a link at this place lead to it.
+    OpenTerminal {
+        place: SocketLocation,
+    },
+    /// Asks for the descriptor that tells when programs open the terminal of this place.
+    WatchTerminal {
+        place: SocketLocation,
+    },
+    /// Drops what no program has read of the terminal of this place.
+    EmptyTerminal {
+        place: SocketLocation,
+    },
+    /// Removes a terminal's link: its attachment has ended.
+    EndTerminal {
+        place: SocketLocation,
+    },
     OpenImage {
         path: PathBuf,
         read_only: bool,

@@ -49,6 +49,7 @@ use super::taken::DetachedUsbDevices;
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::SocketLocation;
+use crate::common::terminal_link;
 use crate::devices::identities::ExpectedImage;
 use crate::devices::identities::naming::check_name;
 use crate::devices::media_journal;
@@ -102,8 +103,10 @@ struct BrokerServer {
     /// The confined process, which started this one, and what its threads have of the processors.
     confined: Option<Pid>,
     schedules: Mutex<ThreadTimeShares>,
-    /// Unix sockets that are listened at.
+    /// Unix sockets that are listened at, and links to terminals.
     sockets: Mutex<BTreeMap<PathBuf, Option<SocketFile>>>,
+    /// Terminals whose second descriptor has not been asked for, by their links.
+    terminals: Mutex<BTreeMap<PathBuf, OwnedFd>>,
     lines: AtomicU64,
     addresses: Mutex<TrustedHostAddresses>,
     recording: AuditRecording,
@@ -193,6 +196,7 @@ impl BrokerServer {
             confined: getppid(),
             schedules: Mutex::default(),
             sockets: Mutex::default(),
+            terminals: Mutex::default(),
             lines: AtomicU64::new(0),
             addresses: Mutex::default(),
             recording: AuditRecording::default(),
@@ -212,6 +216,10 @@ impl BrokerServer {
             BrokerRequest::ListenAt { place: location } => self.listen_at_meant_place(location),
             BrokerRequest::TakePlace { place: location } => self.take_place(location),
             BrokerRequest::LeavePlace { place: location } => self.leave_place(location),
+            BrokerRequest::OpenTerminal { place: location } => self.open_terminal(location),
+            BrokerRequest::WatchTerminal { place: location } => self.watch_terminal(&location),
+            BrokerRequest::EmptyTerminal { place: location } => self.empty_terminal(&location),
+            BrokerRequest::EndTerminal { place: location } => self.end_terminal(&location),
             BrokerRequest::PassImage { path, read_only, is_forced } => self.pass_image(path, read_only, is_forced, fd),
             BrokerRequest::ForgetImages => self.forget_images(),
             BrokerRequest::OpenImage { path, read_only } => self.open_image(path, read_only),
@@ -307,6 +315,43 @@ impl BrokerServer {
     fn leave_place(&self, location: SocketLocation) -> BrokerResult {
         if let SocketLocation::Socket(path) = location {
             opened(&self.sockets).remove(&path);
+        }
+        done(Value::Null)
+    }
+
+    fn open_terminal(&self, location: SocketLocation) -> BrokerResult {
+        let is_meant = opened(&self.broker_policy).access_to(&location).is_some();
+        self.hold(is_meant, || format!("{location} is not linked to a terminal"))?;
+        let SocketLocation::Socket(link) = location else { return Err(refused("a terminal has a path".into())) };
+        let terminal = terminal_link::open(&link)?;
+        let file = file_at(&link);
+        opened(&self.sockets).insert(link.clone(), file);
+        let [master, opens] = terminal.descriptors()?;
+        opened(&self.terminals).insert(link, opens);
+        Ok((json!(terminal.path()), Some(master)))
+    }
+
+    fn watch_terminal(&self, location: &SocketLocation) -> BrokerResult {
+        let opens = location.path().and_then(|link| opened(&self.terminals).remove(link));
+        passed(opens.ok_or_else(|| refused(format!("{location} was not linked to a terminal")))?)
+    }
+
+    fn empty_terminal(&self, location: &SocketLocation) -> BrokerResult {
+        let link = location.path().ok_or_else(|| refused("a terminal has a path".into()))?;
+        // A link that somebody else has put there since is not followed.
+        let is_own = opened(&self.sockets).get(link).is_some_and(|file| file.is_some() && file_at(link) == *file);
+        self.hold(is_own, || format!("{location} does not lead to a terminal any more"))?;
+        terminal_link::empty(link)?;
+        done(Value::Null)
+    }
+
+    fn end_terminal(&self, location: &SocketLocation) -> BrokerResult {
+        let Some(link) = location.path() else { return done(Value::Null) };
+        opened(&self.terminals).remove(link);
+        if let Some(file @ Some(_)) = opened(&self.sockets).remove(link)
+            && file_at(link) == file
+        {
+            fs::remove_file(link)?;
         }
         done(Value::Null)
     }

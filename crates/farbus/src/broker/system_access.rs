@@ -13,6 +13,7 @@ use farbus_io_linux::frontend::fuse::{FuseMount, FuseMounter, MountError, MountK
 use farbus_io_linux::store::{FileStore, OtherUsers};
 use farbus_io_linux::sys::scheduling::{give_deadline_back, set_deadline, this_thread};
 use farbus_io_linux::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io_linux::sys::terminal::TerminalMaster;
 use farbus_io_linux::sys::users::user_number;
 use farbus_io_linux::sys::vhci::{Vhci, VhciPort};
 use farbus_io_net::link::{Link, LinkError, SegmentSize};
@@ -30,6 +31,7 @@ use super::protocol::{BrokerRequest, FoundRetirement, MountedAt, StoredRetiremen
 use crate::common::processor_leases::ask_for;
 use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{SocketListener, SocketLocation};
+use crate::common::terminal_link;
 use crate::devices::identities::{DeviceIdentity, ExpectedImage, IdentityFinder};
 use crate::devices::media_journal;
 use crate::devices::retirement::{RetirementStep, retirement};
@@ -138,6 +140,48 @@ impl SystemAccess {
         match self {
             SystemAccess::Own => location.listen_for(access),
             SystemAccess::Through(broker) => broker.listen_at(location),
+        }
+    }
+
+    /// Opens a terminal to which `place` leads, a path, until [`SystemAccess::end_terminal`] and while this process is
+    /// there.
+    ///
+    /// # Errors
+    /// Why there is none, and what to do.
+    pub fn open_terminal(&self, place: &SocketLocation) -> io::Result<TerminalMaster> {
+        match self {
+            SystemAccess::Own => terminal_link::open(place.path().ok_or(io::ErrorKind::InvalidInput)?),
+            SystemAccess::Through(broker) => {
+                let (path, master) = broker.ask(&BrokerRequest::OpenTerminal { place: place.clone() }, None)?;
+                let master = master.ok_or_else(|| io::Error::other("no terminal came along"))?;
+                let opens = broker.ask_for_descriptor(&BrokerRequest::WatchTerminal { place: place.clone() })?;
+                Ok(TerminalMaster::passed([master, opens], path))
+            }
+        }
+    }
+
+    /// Drops what no program has read of the terminal of `place`.
+    pub fn empty_terminal(&self, place: &SocketLocation) {
+        let emptied = match self {
+            SystemAccess::Own => place.path().map_or(Ok(()), |link| terminal_link::empty(link)),
+            SystemAccess::Through(broker) => {
+                broker.ask::<Value>(&BrokerRequest::EmptyTerminal { place: place.clone() }, None).map(|_| ())
+            }
+        };
+        if let Err(error) = emptied {
+            tracing::debug!(%place, %error, "the next program may read what the last one left");
+        }
+    }
+
+    /// Removes what leads to a terminal.
+    pub fn end_terminal(&self, place: &SocketLocation, terminal: &Path) {
+        match self {
+            SystemAccess::Own => place.path().iter().for_each(|link| terminal_link::remove(link, terminal)),
+            SystemAccess::Through(broker) => {
+                if let Err(error) = broker.ask::<Value>(&BrokerRequest::EndTerminal { place: place.clone() }, None) {
+                    tracing::warn!(%place, %error, "the link to a terminal stays until this process ends");
+                }
+            }
         }
     }
 

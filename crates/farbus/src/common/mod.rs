@@ -12,5 +12,6 @@ pub mod processor_leases;
 pub mod socket_access;
 pub mod socket_place;
 pub mod stop_signal;
+pub mod terminal_link;
 pub mod turns;
 pub mod write_out;

@@ -34,8 +34,8 @@ pub trait FrontEnd: Sync {
         None
     }
 
-    /// Whether a device appears in a folder that its user may name.
-    fn has_folder(&self) -> bool {
+    /// Whether a device appears at a path that its user may name.
+    fn has_path(&self) -> bool {
         false
     }
 
@@ -232,7 +232,7 @@ pub struct AttachRequest {
     pub target: DeviceTarget,
     /// The front end.
     pub via: FrontEndChoice,
-    /// The folder in which its file appears; see [`AttachRequest::folder`] for the default.
+    /// The folder in which its file appears, by default [`AttachRequest::folder`]; or the link to its terminal.
     pub at: Option<PathBuf>,
     /// Where programs connect to it, for a front end with a protocol.
     pub location: Option<SocketLocation>,

@@ -47,7 +47,7 @@ impl FrontEnd for FuseFrontEnd {
         "As a file"
     }
 
-    fn has_folder(&self) -> bool {
+    fn has_path(&self) -> bool {
         true
     }
 

@@ -8,7 +8,7 @@ use super::fuse::FuseFrontEnd;
 use super::kernel::{KernelFrontEnd, UasFrontEnd};
 use super::nbd::NbdFrontEnd;
 use super::redir::RedirFrontEnd;
-use super::serial::{BareSerialFrontEnd, Rfc2217FrontEnd};
+use super::serial::{BareSerialFrontEnd, Rfc2217FrontEnd, TerminalFrontEnd};
 
 /// All front ends, in the order in which the help lists them.
 pub static FRONT_ENDS: &[&dyn FrontEnd] = &[
@@ -19,6 +19,7 @@ pub static FRONT_ENDS: &[&dyn FrontEnd] = &[
     &RedirFrontEnd,
     &Rfc2217FrontEnd,
     &BareSerialFrontEnd,
+    &TerminalFrontEnd,
     &AutoFrontEnd,
 ];
 

@@ -314,7 +314,8 @@ const OLD_CALLS: &[u32] =
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: &[u32] = &[];
 
-/// `ioctl` by its second argument under a mask: usbfs, discarding on a block device, and a block device's sector sizes.
+/// `ioctl` by its second argument under a mask: usbfs, discarding on a block device, a block device's sector sizes, and
+/// what is set of a terminal.
 const IOCTLS: &[(u64, u64)] = &[
     (0xff00, b'U' as u64 * 0x100),
     (!0, BLKDISCARD),
@@ -323,6 +324,7 @@ const IOCTLS: &[(u64, u64)] = &[
     (!0, BLKPBSZGET),
     (!0, FIONBIO),
     (!0, TCGETS),
+    (!0, TCGETS2),
     (!0, SIOCOUTQ),
 ];
 const BLKDISCARD: u64 = 0x1277;
@@ -335,6 +337,8 @@ const FIONBIO: u64 = 0x5421;
 const SIOCOUTQ: u64 = 0x5411;
 /// A log asks it of its terminal.
 const TCGETS: u64 = 0x5401;
+/// What a program has set of a serial port's terminal: [`terminal`](super::terminal).
+const TCGETS2: u64 = 0x802c_542a;
 /// `prctl`: the name and the timer slack of a thread.
 const PRCTLS: &[u64] = &[15, 29];
 /// `openat` by its flags: for writing, for a new file, with or without a name, or to make one shorter. Who owns a file

@@ -27,6 +27,7 @@ pub mod scheduling;
 pub mod shared_words;
 pub mod startup_memory;
 pub mod tcp_owner;
+pub mod terminal;
 pub mod usbfs;
 pub mod users;
 pub mod vhci;

@@ -288,7 +288,7 @@ pub const ACTIONS: &[PageAction] = &[
             ),
             parameter(
                 "via",
-                ParameterType::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir", "rfc2217", "tcp"]),
+                ParameterType::Choice(&["auto", "kernel", "uas", "fuse", "nbd", "redir", "rfc2217", "tcp", "pty"]),
                 ArgumentPosition::Option("--via"),
                 "How it appears here.",
             )

@@ -1,12 +1,16 @@
-//! `--via rfc2217` and `--via tcp`: a serial port for programs that connect.
+//! `--via rfc2217` and `--via tcp`: a serial port for programs that connect; and the attachment of every serial port.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use farbus_host::serial::SerialError;
 use farbus_io_net::saving::{SaveRequester, SavedAttachment};
 use farbus_io_net::trust::LinkTraffic;
 use farbus_session::snapshot;
 
+use super::program_link::SerialListener;
 use super::relay::{SNAPSHOT_KIND, SerialRelay};
 use crate::broker::SystemAccess;
 use crate::common::socket_place::{SocketListener, SocketLocation, SocketProtocol};
@@ -80,12 +84,12 @@ impl<T: SerialFrontEnd + Send + Sync> FrontEnd for T {
             }
         };
         let system = client.system().clone();
+        let listener = SerialListener::Socket(listener);
         match SerialRelay::new(device, listener, T::SPEAKS_TELNET, request.allowed.clone(), system) {
             Ok(relay) => Ok(Box::new(SerialAttachment::over(relay, request)?)),
             Err((error, listener)) => {
-                prepared.keep(listener);
-                let next = format!("for one program: farbus run {} -- PROGRAM", request.target.shown());
-                Err(ClientError::Device { target: request.target.clone(), what: format!("{error}\n  {next}") })
+                listener.into_socket().into_iter().for_each(|listener| prepared.keep(listener));
+                Err(no_port(&error, request))
             }
         }
     }
@@ -102,26 +106,47 @@ impl<T: SerialFrontEnd + Send + Sync> FrontEnd for T {
         _: &[u32],
         saved: SavedAttachment,
     ) -> Result<Box<dyn RestoredAttachment>, ClientError> {
-        let wrong = |reject: farbus_session::ProtocolViolation| ClientError::Local(reject.to_string());
-        let SavedAttachment { snapshot, descriptors, .. } = saved;
-        let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
-        let linked = LinkedDevice::restore(client.redial(&request.target, LinkTraffic::Prompt)?, &mut from);
-        let device = FarDevice::Session(Box::new(linked.map_err(local)?));
         let location = request.place_of(T::PROTOCOL);
-        let options = (T::SPEAKS_TELNET, request.allowed.clone(), client.system().clone());
-        let relay = SerialRelay::restore(
-            device,
-            descriptors.into_iter(),
-            |socket| SocketListener::passed(socket, &location),
-            options,
-            &mut from,
-        )?;
-        Ok(Box::new(SerialAttachment::over(relay, request)?))
+        restored(client, request, saved, T::SPEAKS_TELNET, |descriptors, _| {
+            let socket =
+                descriptors.next().ok_or_else(|| io::Error::other("its listening socket did not come along"))?;
+            Ok(SerialListener::Socket(SocketListener::passed(socket, &location)))
+        })
     }
 }
 
+/// The error for a device that has no serial port.
+pub fn no_port(error: &SerialError, request: &AttachRequest) -> ClientError {
+    let next = format!("for one program: farbus run {} -- PROGRAM", request.target.shown());
+    ClientError::Device { target: request.target.clone(), what: format!("{error}\n  {next}") }
+}
+
+/// The attachment that another process saved. `listener` makes what programs find of the first descriptors.
+///
+/// # Errors
+/// [`ClientError::Local`]: the snapshot is invalid.
+pub fn restored(
+    client: &ImporterClient,
+    request: &AttachRequest,
+    saved: SavedAttachment,
+    speaks_telnet: bool,
+    listener: impl for<'a> FnOnce(
+        &mut dyn Iterator<Item = OwnedFd>,
+        &mut snapshot::FieldReader<'a>,
+    ) -> io::Result<SerialListener>,
+) -> Result<Box<dyn RestoredAttachment>, ClientError> {
+    let wrong = |reject: farbus_session::ProtocolViolation| ClientError::Local(reject.to_string());
+    let SavedAttachment { snapshot, descriptors, .. } = saved;
+    let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+    let linked = LinkedDevice::restore(client.redial(&request.target, LinkTraffic::Prompt)?, &mut from);
+    let device = FarDevice::Session(Box::new(linked.map_err(local)?));
+    let options = (speaks_telnet, request.allowed.clone(), client.system().clone());
+    let relay = SerialRelay::restore(device, descriptors.into_iter(), listener, options, &mut from)?;
+    Ok(Box::new(SerialAttachment::over(relay, request)?))
+}
+
 /// A serial port that waits for a program, serves it, and waits for the next.
-struct SerialAttachment {
+pub struct SerialAttachment {
     relay: SerialRelay,
     location: SocketLocation,
     target: DeviceTarget,
@@ -133,7 +158,11 @@ struct SerialAttachment {
 }
 
 impl SerialAttachment {
-    fn over(relay: SerialRelay, request: &AttachRequest) -> Result<Self, ClientError> {
+    /// The attachment of `relay`'s device.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn over(relay: SerialRelay, request: &AttachRequest) -> Result<Self, ClientError> {
         let stop = StopSignal::new().map_err(local)?;
         Ok(Self {
             location: relay.listener.location().map_err(local)?,
@@ -147,11 +176,16 @@ impl SerialAttachment {
         })
     }
 
+    fn is_terminal(&self) -> bool {
+        matches!(self.relay.listener, SerialListener::Terminal(_))
+    }
+
     /// What a program is given to connect.
     fn url(&self) -> String {
         match (&self.location, self.relay.speaks_telnet) {
             (SocketLocation::Address(address), true) => format!("rfc2217://{address}"),
             (SocketLocation::Address(address), false) => format!("tcp://{address}"),
+            (SocketLocation::Socket(path), _) if self.is_terminal() => path.display().to_string(),
             (SocketLocation::Socket(_), _) => self.location.as_host(),
         }
     }
@@ -168,6 +202,9 @@ impl SerialAttachment {
             (SocketLocation::Address(address), false) => {
                 format!("nc {} {}, or {url} where a program wants a port", address.ip(), address.port())
             }
+            (SocketLocation::Socket(path), _) if self.is_terminal() => {
+                format!("picocom -b 115200 {}, or any program that opens a serial port", path.display())
+            }
             (SocketLocation::Socket(path), _) => format!("socat - UNIX-CONNECT:{}", path.display()),
         }
     }
@@ -175,8 +212,8 @@ impl SerialAttachment {
     /// Drops the attachment without ending anything: a replacement process continues it.
     fn leave(mut self) {
         self.relay.device.leave();
-        // The replacement removes the socket's path. This marks the path as passed on even if no copy can be made.
-        let _ = self.relay.listener.into_descriptor();
+        // The replacement removes the path.
+        self.relay.listener.pass_on();
     }
 }
 

@@ -1,28 +1,26 @@
-//! What one connected program has sent and is to be sent.
+//! What one program has sent and is to be sent.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::io;
 
 use farbus_host::serial::{LineChange, LineCoding, LineFaults, ModemState, SerialPort};
-use farbus_io_net::link::Link;
 use farbus_model::{Instant, Payload};
 use farbus_session::ProtocolViolation;
 use farbus_session::rfc2217::{ComPortReply, ComPortRequest, Rfc2217Conn, Rfc2217Event};
 use farbus_session::snapshot::{FieldReader, SnapshotWriter};
+use tracing::debug;
 
 use super::com_port::{LineSettings, line_state, modem_state};
+use super::program_link::{ProgramLink, ProgramReceipt};
 
-/// Bytes of one receive.
-const RECEIVE_BYTES: usize = 16 << 10;
 /// Bytes for the program that it has not taken before no more are read from the port.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
 /// The name by which the server answers SIGNATURE.
 const SIGNATURE: &str = concat!("farbus ", env!("CARGO_PKG_VERSION"));
 
-/// A program that is connected.
+/// A program that is connected, or those that have the terminal open.
 pub struct SerialProgram {
-    pub link: Link,
+    pub link: ProgramLink,
     /// RFC 2217, or bare bytes.
     telnet: Option<Rfc2217Conn>,
     /// Bytes for a program that is sent bare bytes.
@@ -43,8 +41,8 @@ pub struct SerialProgram {
 
 impl SerialProgram {
     /// A program that has just connected; its line is raised, as opening a serial port raises it.
-    pub fn new(link: Link, speaks_telnet: bool, port: &mut SerialPort) -> Self {
-        let coding = port.coding();
+    pub fn new(link: ProgramLink, speaks_telnet: bool, port: &mut SerialPort) -> Self {
+        let coding = link.first_coding(port.coding());
         let settings = LineSettings { coding, dtr: true, rts: true, ..LineSettings::default() };
         port.change(LineChange::Coding(coding));
         port.change(LineChange::ControlLines { dtr: true, rts: true });
@@ -52,7 +50,7 @@ impl SerialProgram {
     }
 
     /// A program that another process served.
-    pub fn with(link: Link, telnet: Option<Rfc2217Conn>, settings: LineSettings) -> Self {
+    pub fn with(link: ProgramLink, telnet: Option<Rfc2217Conn>, settings: LineSettings) -> Self {
         Self {
             link,
             telnet,
@@ -71,7 +69,8 @@ impl SerialProgram {
 
     /// Whether to receive from it: what it sent before has been taken.
     pub fn wants_input(&self) -> bool {
-        self.waiting.is_empty() && !self.has_ended && self.unsent_bytes() < UNSENT_BYTES_MAX
+        let has_room = !self.link.is_one_for_both_ways() || self.unsent_bytes() < UNSENT_BYTES_MAX;
+        self.waiting.is_empty() && !self.has_ended && has_room
     }
 
     /// Whether it sends nothing more.
@@ -103,17 +102,28 @@ impl SerialProgram {
     /// # Errors
     /// It broke the protocol.
     pub fn receive(&mut self) -> Result<bool, ProtocolViolation> {
-        let mut buffer = [0; RECEIVE_BYTES];
-        match self.link.try_receive(&mut buffer) {
-            Ok(None) => return Ok(false),
-            // A connection that breaks off is one that ends.
-            Ok(Some(0)) | Err(_) => self.has_ended = true,
-            Ok(Some(count)) => match &mut self.telnet {
-                Some(telnet) => self.waiting.extend(telnet.handle_received(&buffer[..count])?),
-                None => self.waiting.push_back(Rfc2217Event::Data(buffer[..count].to_vec())),
-            },
+        let telnet = &mut self.telnet;
+        let parse = |bytes: &[u8]| match telnet {
+            Some(telnet) => telnet.handle_received(bytes),
+            None => Ok(vec![Rfc2217Event::Data(bytes.to_vec())]),
+        };
+        let receipt = self.link.receive(&mut self.waiting, parse)?;
+        self.has_ended |= receipt == ProgramReceipt::End;
+        Ok(receipt != ProgramReceipt::Nothing)
+    }
+
+    /// When [`SerialProgram::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.link.poll_timeout(self.waiting.len()).filter(|_| !self.has_ended)
+    }
+
+    /// Called when the moment of [`SerialProgram::poll_timeout`] has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let bytes = |event: &Rfc2217Event| if let Rfc2217Event::Data(data) = event { data.len() } else { 0 };
+        let waiting = self.waiting.iter().map(bytes).sum();
+        if let Err(error) = self.link.look(now, waiting, &mut self.waiting) {
+            debug!(%error, "the settings of a terminal cannot be read");
         }
-        Ok(true)
     }
 
     /// Passes on to the port what it takes; returns how many bytes that were.
@@ -268,7 +278,7 @@ impl SerialProgram {
     pub fn send(&mut self) -> io::Result<()> {
         while self.has_unsent() {
             let bytes = self.telnet.as_ref().map_or(&*self.unsent, Rfc2217Conn::outgoing);
-            let Some(count) = self.link.try_send(&[IoSlice::new(bytes)])? else { break };
+            let Some(count) = self.link.send(bytes)? else { break };
             match &mut self.telnet {
                 Some(telnet) => telnet.handle_transmitted(count),
                 None => drop(self.unsent.drain(..count)),
@@ -294,17 +304,18 @@ impl SerialProgram {
         }
     }
 
-    /// A program that another process served, whose port has this rate and format.
+    /// A program that another process served, whose port has this rate and format. `link` makes its link of its name.
     ///
     /// # Errors
     /// The snapshot is invalid.
-    pub fn restore(socket: OwnedFd, coding: LineCoding, from: &mut FieldReader<'_>) -> io::Result<Self> {
+    pub fn restore(
+        link: impl FnOnce(&str) -> io::Result<ProgramLink>,
+        coding: LineCoding,
+        from: &mut FieldReader<'_>,
+    ) -> io::Result<Self> {
         let wrong = |reject: ProtocolViolation| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let peer = String::from_utf8_lossy(from.bytes("program's name").map_err(wrong)?).into_owned();
-        let link = match peer.parse() {
-            Ok(address) => Link::over_tcp(socket, address)?,
-            Err(_) => Link::over_local(socket, &peer),
-        };
+        let link = link(&peer)?;
         let mut flag = |field| from.flag(field).map_err(wrong);
         let (dtr, rts, has_break) = (flag("DTR")?, flag("RTS")?, flag("break")?);
         let (is_suspended, has_ended) = (flag("suspended")?, flag("ended")?);

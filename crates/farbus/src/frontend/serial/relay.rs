@@ -1,14 +1,14 @@
 //! The engine between a remote serial port and programs: one thread, one program at a time.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use farbus_host::driver::IdSource;
 use farbus_host::serial::port::first_port;
 use farbus_host::serial::{LineChange, SerialError, SerialPort};
 use farbus_io_linux::sys::tcp_owner::PeerOwner;
-use farbus_io_net::link::{BoottimeClock, DeviceWaitSource, Link, PollInterest, wait};
+use farbus_io_net::link::{BoottimeClock, DeviceWaitSource, PollInterest, wait};
 use farbus_io_net::saving::{SaveDecision, SaveRequest, SaveRequester, SavedAttachment};
 use farbus_model::{BufferPool, CompletionQueue, Device, Instant, SessionLimits};
 use farbus_session::ExporterCounters;
@@ -16,9 +16,10 @@ use farbus_session::snapshot::{FieldReader, SnapshotWriter};
 use tracing::{debug, info, warn};
 
 use super::program::SerialProgram;
+use super::program_link::{ProgramLink, SerialListener};
 use crate::broker::SystemAccess;
 use crate::common::networks::IpNetwork;
-use crate::common::socket_place::{ConnectionOrigin, SocketListener};
+use crate::common::socket_place::ConnectionOrigin;
 use crate::frontend::open_users::{ConnectedProcesses, OpenClients};
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::{AttachmentEnd, StopSignal};
@@ -41,7 +42,7 @@ const BUSY: &[u8] = b"Port already in use\r\n";
 /// The device, its port, and the program that uses it.
 pub struct SerialRelay {
     pub device: FarDevice,
-    pub listener: SocketListener,
+    pub listener: SerialListener,
     pub speaks_telnet: bool,
     /// Networks whose hosts may connect besides this machine's owner and root.
     pub allowed: Vec<IpNetwork>,
@@ -67,11 +68,11 @@ impl SerialRelay {
     /// The device has no serial port that farbus can drive.
     pub fn new(
         device: FarDevice,
-        listener: SocketListener,
+        listener: SerialListener,
         speaks_telnet: bool,
         allowed: Vec<IpNetwork>,
         system: SystemAccess,
-    ) -> Result<Self, (SerialError, SocketListener)> {
+    ) -> Result<Self, (SerialError, SerialListener)> {
         match first_port(device.descriptors()) {
             Ok(at) => {
                 let port = SerialPort::new(IdSource::new(), device.descriptors(), at);
@@ -83,7 +84,7 @@ impl SerialRelay {
 
     fn over(
         device: FarDevice,
-        listener: SocketListener,
+        listener: SerialListener,
         mut port: SerialPort,
         (speaks_telnet, allowed, system): (bool, Vec<IpNetwork>, SystemAccess),
     ) -> Self {
@@ -188,24 +189,32 @@ impl SerialRelay {
 
     /// The program has left: the line hangs up after what it sent.
     fn dismiss(&mut self, now: Instant) {
-        self.program = None;
+        let hangs_up = self.program.take().is_none_or(|program| program.link.hangs_up());
         self.show_program();
         self.port.change(LineChange::Break(false));
-        self.port.change(LineChange::ControlLines { dtr: false, rts: false });
+        if hangs_up {
+            self.port.change(LineChange::ControlLines { dtr: false, rts: false });
+        }
         self.port.watch_modem(now, false);
         self.port.rest(now);
         while self.port.read().is_some() {}
+        self.listener.forget_unread();
     }
 
     fn show_program(&self) {
-        self.connected.show(self.program.as_ref().map(|program| &program.link));
+        self.connected.show(self.program.as_ref().and_then(|program| program.link.connection()));
         self.open.show(usize::from(self.program.is_some()));
     }
 
     fn wait(&mut self, stop: &StopSignal) -> io::Result<()> {
         self.calls.wait += 1;
         let failed = self.failed_at.map(|at| at + GONE_TIME_MAX);
-        let due = self.device.poll_timeout().into_iter().chain(self.port.poll_timeout()).chain(failed).min();
+        if self.program.is_none() && self.listener.has_waiting() {
+            self.welcome(self.clock.now());
+        }
+        let on_program = self.program.as_ref().and_then(SerialProgram::poll_timeout);
+        let due = self.device.poll_timeout().into_iter().chain(self.port.poll_timeout());
+        let due = due.chain(failed).chain(on_program).min();
         let timeout = due.map(|due| due - self.clock.now());
         let readiness = self.device.readiness().and_then(DeviceWaitSource::interest);
         let on_device = readiness.expect("a remote device is waited for on a descriptor");
@@ -215,13 +224,13 @@ impl SerialRelay {
             PollInterest::new(stop.wake().as_fd(), false),
             PollInterest::new(self.listener.as_fd(), false),
         ]);
-        // One that has left would be ready for ever, while what it sent waits for the port.
-        interests.extend(self.program.as_ref().filter(|program| !program.has_ended()).map(|program| {
+        // One that has left would be ready for ever, while what it sent waits for the port. So would a terminal.
+        interests.extend(self.program.as_ref().filter(|program| !program.has_ended()).and_then(|program| {
             let fd = program.link.as_fd();
             match (program.wants_input(), program.has_unsent()) {
-                (true, is_full) => PollInterest::new(fd, is_full),
-                (false, true) => PollInterest::room(fd),
-                (false, false) => PollInterest::end(fd),
+                (true, is_full) => Some(PollInterest::new(fd, is_full)),
+                (false, true) => Some(PollInterest::room(fd)),
+                (false, false) => program.link.connection().map(|link| PollInterest::end(link.as_fd())),
             }
         }));
         wait(&mut interests, timeout)?;
@@ -238,6 +247,9 @@ impl SerialRelay {
         }
         if self.port.poll_timeout().is_some_and(|due| due <= now) {
             self.port.handle_timeout(now);
+        }
+        if let Some(program) = self.program.as_mut().filter(|program| program.poll_timeout() <= Some(now)) {
+            program.handle_timeout(now);
         }
         if on_program {
             self.receive(now);
@@ -268,6 +280,8 @@ impl SerialRelay {
         }
         self.see_off();
         if self.program.is_some() {
+            // A terminal may be opened several times.
+            let Some(link) = link.connection() else { return };
             info!(peer = link.peer(), "a second program was refused: the serial port has one user");
             // It may not read; then it is told nothing.
             let _ = link.try_send(&[io::IoSlice::new(BUSY)]);
@@ -291,9 +305,9 @@ impl SerialRelay {
     }
 
     /// Whether a program from there may use the port: of this machine its owner's and root's, of others those of the
-    /// allowed networks. The rights of a Unix socket have admitted its programs already.
-    fn admit(&self, link: &Link, origin: ConnectionOrigin) -> Result<(), String> {
-        let ConnectionOrigin::Address(address) = origin else { return Ok(()) };
+    /// allowed networks. The rights of a Unix socket or a terminal have admitted its programs already.
+    fn admit(&self, link: &ProgramLink, origin: ConnectionOrigin) -> Result<(), String> {
+        let (ConnectionOrigin::Address(address), Some(link)) = (origin, link.connection()) else { return Ok(()) };
         let is_allowed = || self.allowed.iter().any(|network| network.contains(address.ip()));
         let own = rustix::process::geteuid().as_raw();
         match self.system.peer_owner(link) {
@@ -383,48 +397,54 @@ impl SerialRelay {
         self.port.put_back(&unread);
         to.bytes(&self.port.state());
         to.bytes(&unread);
-        let mut descriptors = vec![self.listener.as_fd().try_clone_to_owned()?];
+        let mut descriptors = self.listener.save(&mut to)?;
         to.flag(self.program.is_some());
         if let Some(program) = &mut self.program {
             program.answer(&self.port);
             program.save(&mut to);
-            descriptors.push(program.link.as_fd().try_clone_to_owned()?);
+            if let Some(link) = program.link.connection() {
+                descriptors.push(link.as_fd().try_clone_to_owned()?);
+            }
         }
         Ok(SavedAttachment { snapshot: to.into_bytes(), descriptors, medium: None })
     }
 
-    /// Restores what [`SerialRelay::save`] wrote behind the device.
+    /// Restores what [`SerialRelay::save`] wrote behind the device. `listener` takes its descriptors first.
     ///
     /// # Errors
     /// The snapshot is invalid; the device is left.
-    pub fn restore(
+    pub fn restore<'a>(
         mut device: FarDevice,
-        mut listener_and_program: impl Iterator<Item = std::os::fd::OwnedFd>,
-        listener: impl FnOnce(std::os::fd::OwnedFd) -> SocketListener,
+        mut descriptors: impl Iterator<Item = OwnedFd>,
+        listener: impl FnOnce(&mut dyn Iterator<Item = OwnedFd>, &mut FieldReader<'a>) -> io::Result<SerialListener>,
         options: (bool, Vec<IpNetwork>, SystemAccess),
-        from: &mut FieldReader<'_>,
+        from: &mut FieldReader<'a>,
     ) -> Result<Self, ClientError> {
         let restored = (|| {
             let wrong = |reject: farbus_session::ProtocolViolation| ClientError::Local(reject.to_string());
-            let none = || ClientError::Local("what is open of it does not come with it".into());
             let at = first_port(device.descriptors()).map_err(|error| ClientError::Local(error.to_string()))?;
             let (state, unread) = (from.bytes("port").map_err(wrong)?, from.bytes("unread").map_err(wrong)?);
             let port = SerialPort::restored(IdSource::new(), device.descriptors(), at, state, unread);
             let port = port.ok_or_else(|| ClientError::Local("the port's state is none".into()))?;
-            let socket = listener_and_program.next().ok_or_else(none)?;
-            let program = match from.flag("program").map_err(wrong)? {
-                true => {
-                    let socket = listener_and_program.next().ok_or_else(none)?;
-                    Some(SerialProgram::restore(socket, port.coding(), from).map_err(local)?)
+            let listener = listener(&mut descriptors, from).map_err(local)?;
+            let link = |peer: &str| match ProgramLink::of_terminal(&listener) {
+                Some(link) => Ok(link),
+                None => {
+                    let socket =
+                        descriptors.next().ok_or_else(|| io::Error::other("its connection did not come along"))?;
+                    ProgramLink::passed(socket, peer)
                 }
+            };
+            let program = match from.flag("program").map_err(wrong)? {
+                true => Some(SerialProgram::restore(link, port.coding(), from).map_err(local)?),
                 false => None,
             };
             from.end("snapshot").map_err(wrong)?;
-            Ok((port, socket, program))
+            Ok((port, listener, program))
         })();
         match restored {
-            Ok((port, socket, program)) => {
-                let mut relay = Self::over(device, listener(socket), port, options);
+            Ok((port, listener, program)) => {
+                let mut relay = Self::over(device, listener, port, options);
                 if program.is_some() {
                     relay.port.resume();
                     relay.port.watch_modem(relay.clock.now(), relay.speaks_telnet);
