@@ -146,7 +146,7 @@ pub(super) fn say_what_to_type(local: &str, device: &str, what: &str, here: &str
 /// Prints how a serial port is used: with a driver of the kernel, and without.
 pub(super) fn say_of_serial_port(device: &str) {
     say(format!("  {device} is a serial port. The machine that uses it needs root and 'modprobe vhci-hcd';"));
-    say("    without: farbus attach … --via rfc2217 (pyserial, esptool), tcp, or redir for a virtual machine");
+    say("    without: farbus attach … --via rfc2217 (pyserial, esptool), pty, tcp, or redir for a virtual machine");
 }
 
 #[cfg(test)]

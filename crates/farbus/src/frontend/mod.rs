@@ -1,6 +1,6 @@
 //! Front ends: how a device of another machine appears on this one: to its kernel, as a file (FUSE), to programs (NBD),
-//! to a virtual machine (usbredir), as a serial port (RFC 2217). Stream exports and tuned pipes have readers of their
-//! own.
+//! to a virtual machine (usbredir), as a serial port (RFC 2217, a terminal). Stream exports and tuned pipes have
+//! readers of their own.
 //!
 //! A front end is one file: what it needs of this machine, how it takes a device, and the attachment that results. An
 //! entry in [`FRONT_ENDS`] makes it available to `farbus attach --via NAME`, to `via = "NAME"` in a daemon's

@@ -168,8 +168,8 @@ impl TerminalMaster {
         }
     }
 
-    /// Writes what programs read; returns how much was taken, `None` if there is no room. If no program has the terminal
-    /// open, bytes may be lost, or wait for the next ([`discard_unread`]).
+    /// Writes what programs read; returns how much was taken, `None` if there is no room. If no program has the
+    /// terminal open, bytes may be lost, or wait for the next ([`discard_unread`]).
     ///
     /// # Errors
     /// The system's.

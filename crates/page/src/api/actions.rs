@@ -297,7 +297,7 @@ pub const ACTIONS: &[PageAction] = &[
                 "at",
                 ParameterType::Path,
                 ArgumentPosition::Option("--at"),
-                "fuse: the folder for the disk's file.",
+                "fuse: the folder for the disk's file. pty: the serial port's file.",
             )
             .about(APPEARS),
             parameter(

@@ -254,9 +254,12 @@ impl Attachment for SerialAttachment {
 }
 
 impl RestoredAttachment for SerialAttachment {
-    fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
+    fn go_on(mut self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         match system.take_place(&self.location) {
-            Ok(()) => Ok(self),
+            Ok(()) => {
+                self.relay.listener.take_over();
+                Ok(self)
+            }
             Err(error) => {
                 (*self).leave();
                 Err(local(error))

@@ -74,7 +74,10 @@ impl LinkedTerminal {
         let (Some(master), Some(opens)) = (descriptors.next(), descriptors.next()) else {
             return Err(io::Error::other("the terminal did not come along"));
         };
-        Ok(Self::over(TerminalMaster::passed([master, opens], path), system, place))
+        let mut linked = Self::over(TerminalMaster::passed([master, opens], path), system, place);
+        // The link is the other process's to remove until it is taken.
+        linked.is_passed_on = true;
+        Ok(linked)
     }
 }
 
@@ -103,6 +106,13 @@ impl SerialListener {
         match self {
             Self::Socket(listener) => Some(listener),
             Self::Terminal(_) => None,
+        }
+    }
+
+    /// Takes over from another process: the link of a restored terminal is this one's to remove now.
+    pub fn take_over(&mut self) {
+        if let Self::Terminal(linked) = self {
+            linked.is_passed_on = false;
         }
     }
 

@@ -63,7 +63,7 @@ pub(super) fn no_disk(target: &DeviceTarget, device: Option<(&DescriptorSet, Usb
 pub(super) fn no_disk_but_serial(target: &DeviceTarget) -> String {
     format!(
         "it is a serial port, and --via fuse, nbd and uas show disks only\n  \
-         try: farbus attach {shown} --via rfc2217 (pyserial, esptool) or --via tcp,\n  \
+         try: farbus attach {shown} --via rfc2217 (pyserial, esptool), --via pty or --via tcp,\n  \
          --via kernel (needs vhci-hcd), or --via redir for a virtual machine",
         shown = target.shown()
     )
