@@ -32,7 +32,7 @@ pub fn attached<'h>(harness: &'h Harness, what: &str, how: &str) -> (Running, Ru
     (share, daemon, desk)
 }
 
-fn state_of(desk: &Host<'_>) -> String {
+pub fn state_of(desk: &Host<'_>) -> String {
     let status = desk.run(&["status", "--json"]).stdout;
     let status: Value = serde_json::from_str(&status).unwrap_or_default();
     status[0]["devices"][0]["state"].as_str().unwrap_or_default().to_owned()

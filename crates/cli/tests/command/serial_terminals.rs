@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use farbus_io_net::link::{PollInterest, wait};
 
 use super::harness::{Harness, PATIENCE, Running, finish, has, wait_until};
-use super::restart::{SetOnDrop, restart};
-use super::restart_attached::attached;
+use super::restart::{Later, SetOnDrop};
+use super::restart_attached::{attached, state_of};
 use super::serial_ports::has_pyserial;
 use super::trust::{hosts, pair};
 
@@ -207,8 +207,12 @@ fn a_program_at_a_terminal_misses_no_byte_while_the_daemon_restarts() {
             }
         });
         for _ in 0..6 {
+            let answer = desk.json(&["daemon", "restart", "--json"]);
+            assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}\n{}", daemon.log());
+            later.push(Later::of(&answer));
+            // A restart before that would begin it anew.
+            wait_until(PATIENCE, "the replacement has it", || state_of(&desk) == "attached");
             let before = passed.load(Ordering::Acquire);
-            later.push(restart(&desk, 0));
             wait_until(PATIENCE, "its program goes on", || passed.load(Ordering::Acquire) > before + (64 << 10));
         }
         assert!(is_there(&path) && std::fs::read_link(&path).is_ok());
