@@ -44,6 +44,8 @@ const OPENED_AT_A_TIME: usize = 8;
 /// If none of these is open, or refused, in this time, one more is opened: longer than a lost request takes to be given
 /// up ([`farbus::importer::session`]).
 const OPENING_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a handover waits for what an earlier one passed on: going on takes milliseconds.
+const TAKING_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 /// After an attachment that lasted this long, pauses begin at [`PAUSE`] again.
 const GOOD: Duration = Duration::from_secs(10);
 
@@ -98,6 +100,8 @@ struct ManagedAttachmentState {
     failure: Option<FailureReport>,
     /// The word of the last failure.
     waits_for: AttachmentPhase,
+    /// Another process's attachment goes on in this one, and does not run yet.
+    is_taking_over: bool,
     is_ending: bool,
 }
 
@@ -193,14 +197,19 @@ impl ManagedAttachment {
     /// The system has no more threads.
     pub fn begin(&mut self) -> std::io::Result<()> {
         let (shared, request, restored) = (Arc::clone(&self.shared), self.request.clone(), self.restored.take());
+        shared.state().is_taking_over = restored.is_some();
         let keep = move || shared.keep_attached(&request, restored);
         self.thread = Some(thread::Builder::new().name("attachment".into()).spawn(keep)?);
         Ok(())
     }
 
-    /// What happens to it in a handover.
+    /// What happens to it in a handover. One that was passed on to this process just now is waited for, so that it goes
+    /// on in the next one, too.
     pub fn going(&self) -> AttachmentHandover {
         let state = self.shared.state();
+        let is_early = |state: &mut ManagedAttachmentState| state.is_taking_over && !state.is_ending;
+        let waited = self.shared.changed.wait_timeout_while(state, TAKING_OVER_TIME_MAX, is_early);
+        let (state, _) = waited.expect("no attachment panics with its state open");
         match (&state.running, state.word) {
             (Some(running), AttachmentPhase::Attached) if running.handle.is_moving() => AttachmentHandover::Moving,
             (Some(running), AttachmentPhase::Attached) if running.handle.is_swapping() => AttachmentHandover::Swapping,
@@ -383,7 +392,11 @@ impl ManagedAttachmentInner {
                     }
                     failure.map(|failure| (false, failure))
                 }
-                Err(error) => Some((is_busy(&error), CommandFailure::from(error))),
+                Err(error) => {
+                    self.state().is_taking_over = false;
+                    self.changed.notify_all();
+                    Some((is_busy(&error), CommandFailure::from(error)))
+                }
             };
             let Some((is_busy, failure)) = failure else { continue };
             self.fail(request, &failure, if is_another { AttachmentPhase::Another } else { AttachmentPhase::Waiting });
@@ -434,6 +447,8 @@ impl ManagedAttachmentInner {
                 state.word = AttachmentPhase::Attached;
             }
             (state.running, state.failure) = (Some(running.clone()), None);
+            state.is_taking_over = false;
+            self.changed.notify_all();
         }
         if is_restored {
             self.recall_restored(&running);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use super::harness::{Harness, PATIENCE, Running, finish, has, wait_until};
-use super::restart::{SetOnDrop, restart};
+use super::restart::{Later, SetOnDrop, config, restart};
 use super::restart_attached::attached;
 use super::trust::{hosts, pair};
 
@@ -153,7 +153,7 @@ fn stays_connected(via: &str) {
         let _end = SetOnDrop(&is_done);
         scope.spawn(|| send(&stream, &passed, &is_done));
         scope.spawn(|| compare(&stream, offers, &passed, &is_done));
-        for _ in 0..6 {
+        for _ in 0..24 {
             let before = passed.load(Ordering::Acquire);
             later.push(restart(&desk, 0));
             wait_until(PATIENCE, "its program goes on", || passed.load(Ordering::Acquire) > before + (64 << 10));
@@ -170,6 +170,36 @@ fn a_program_at_a_tcp_address_misses_no_byte_while_the_daemon_restarts() {
 #[test]
 fn a_program_at_an_rfc2217_address_misses_no_byte_while_the_daemon_restarts() {
     stays_connected("rfc2217");
+}
+
+#[test]
+fn a_restart_right_behind_another_passes_on_what_that_one_passed_on() {
+    const PORTS: usize = 24;
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let share = lab3.start(&[&["share"], &["serial"; PORTS][..], &["--listen", "127.0.0.1:0"]].concat());
+    let line = share.wait_for_line("listening on");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let attach = |port: usize| {
+        let target = format!("{address}/1-{}", port + 1);
+        format!("[[attach]]\ntarget='{target}'\ngrace=60\nvia='tcp'\nlisten='127.0.0.1:0'\n")
+    };
+    let attached: String = (0..PORTS).map(attach).collect();
+    let file = config(&harness.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attached}"));
+    let daemon = desk.start(&["daemon", "--config", &file]);
+    daemon.wait_for_line("listening on");
+    let are_attached = || {
+        let status = desk.json(&["status", "--json"]);
+        let devices = status[0]["devices"].as_array();
+        devices.is_some_and(|all| all.iter().filter(|device| device["state"] == "attached").count() == PORTS)
+    };
+    wait_until(PATIENCE, "all are attached", are_attached);
+    let mut later = Vec::new();
+    for round in 0..25 {
+        let answer = desk.json(&["daemon", "restart", "--json"]);
+        assert_eq!(answer["kept"].as_array().map(Vec::len), Some(PORTS), "restart {round}: {answer}");
+        later.push(Later::of(&answer));
+    }
 }
 
 #[test]
