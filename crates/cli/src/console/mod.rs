@@ -25,6 +25,8 @@ use farbus_page::console_text::ConsoleText;
 use farbus_session::rfc2217::{ComPortRequest, Rfc2217Client, Rfc2217ClientEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::pipe;
 
 use self::keys::{ConsoleKey, EnterBytes, Escape, KeyReader, LETTERS, escape_from, key_name};
 use self::port::{ConsolePort, ConsoleTarget, console_target_from};
@@ -34,8 +36,9 @@ use super::CommandFailure;
 use super::ending::end;
 use super::link_args::LinkArgs;
 
-/// Typed bytes that wait for the port before no more are read.
-const TYPED_BYTES_MAX: usize = 64 << 10;
+/// Typed bytes that wait for the port before no more are read: more than anybody pastes, so that the key that leaves is
+/// read although the port takes nothing.
+const TYPED_BYTES_MAX: usize = 1 << 20;
 /// Bytes on the way to the port before no more are added.
 const UNSENT_BYTES_MAX: usize = 16 << 10;
 /// How long a break lasts.
@@ -218,10 +221,10 @@ impl<'t> Console<'t> {
 
     /// Exchanges until one of them ends it.
     fn converse(&mut self, port: &ConsolePort) -> io::Result<ConsoleEnd> {
-        let (signalled, signals) = UnixStream::pair()?;
-        signalled.set_nonblocking(true)?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let (signalled, to_signal) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::low_level::pipe::register(signal, signals.try_clone()?)?;
+            pipe::register(signal, to_signal.try_clone()?)?;
         }
         let socket = File::from(port.socket.try_clone()?);
         let stdin = io::stdin();
@@ -250,8 +253,8 @@ impl<'t> Console<'t> {
                 |at: usize| fds.get(at).is_some_and(|fd: &PollFd<'_>| !(fd.revents() - PollFlags::OUT).is_empty());
             let (has_socket, has_signal, has_keys) = (is_ready(0), is_ready(1), is_ready(2));
             drop(fds);
-            if has_signal {
-                return Ok(ConsoleEnd::Signal(SIGTERM));
+            if has_signal && let Some(signal) = signals.pending().next() {
+                return Ok(ConsoleEnd::Signal(signal));
             }
             if has_keys && self.read_keys()? {
                 return Ok(ConsoleEnd::Left);

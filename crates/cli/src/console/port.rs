@@ -1,7 +1,7 @@
 //! The port of a console: an attachment of this user's that ends with the console, or an RFC 2217 server.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, IsTerminal};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -142,7 +142,8 @@ fn read_answer(output: ChildStdout) -> Receiver<()> {
 
 /// Shows what the attachment says: a terminal that passes every key on does not begin its lines by itself.
 fn pass_on(stderr: ChildStderr) {
+    let (begin, end) = if io::stderr().is_terminal() { ("\r", "\r\n") } else { ("", "\n") };
     for line in BufReader::new(stderr).lines().map_while(io::Result::ok) {
-        eprint!("\r{line}\r\n");
+        eprint!("{begin}{line}{end}");
     }
 }
