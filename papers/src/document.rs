@@ -2,7 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::run::{ItemOutcome, OutcomeState};
+use serde_json::Value;
+
+use crate::{
+    result::ItemRow,
+    run::{ItemOutcome, OutcomeState},
+};
 
 pub fn for_terminal(outcome: &ItemOutcome) -> String {
     let item = outcome.item;
@@ -53,6 +58,34 @@ pub fn summary(outcomes: &[ItemOutcome]) -> String {
         count(|outcome| outcome.failure().is_some()),
         count(|outcome| matches!(outcome.state, OutcomeState::Needs(_))),
     )
+}
+
+/// Of each item one row that the paper has digits for, one that is beyond its bound before any other, and how
+/// many rows there are: a page to keep.
+pub fn markdown(outcomes: &[ItemOutcome], machine: &Value, is_quick: bool) -> String {
+    let mut text = format!(
+        "{} processors ({}), Linux {}. {}.\n\n| item | rows | one of them | farbus | the paper |\n|---|---|---|---|---|\n",
+        machine["cpus"],
+        machine["cpu"].as_str().unwrap_or_default(),
+        machine["kernel"].as_str().unwrap_or_default(),
+        summary(outcomes),
+    );
+    if is_quick {
+        text.insert_str(0, "The quick form: few repeats. ");
+    }
+    for outcome in outcomes {
+        let rows = outcome.rows();
+        let rank = |row: &&ItemRow| (row.is_missed, !row.paper.is_empty());
+        let Some(row) = rows.iter().rev().max_by_key(rank) else {
+            let _ = writeln!(text, "| {} | {} | | | |", outcome.item.name(), outcome.status());
+            continue;
+        };
+        let missed = if row.is_missed { format!(" (missed: {})", row.bound) } else { String::new() };
+        let cell = |text: &str| text.replace('|', "/");
+        let (name, what, paper) = (outcome.item.name(), cell(&row.what), cell(&row.paper));
+        let _ = writeln!(text, "| {name} | {} | {what} | {}{missed} | {paper} |", rows.len(), row.shown());
+    }
+    text
 }
 
 #[cfg(test)]

@@ -62,6 +62,9 @@ struct PapersCommandLine {
     /// Write everything as one page that needs no other file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Write one row of each item as a Markdown table
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// Print JSON, for programs
     #[arg(long)]
     json: bool,
@@ -126,8 +129,11 @@ impl PapersCommandLine {
         } else {
             println!("{}", document::summary(&outcomes));
         }
-        if let Some(path) = &self.report {
-            let page = html::page(&outcomes, &machine, self.quick);
+        let pages = [
+            self.report.as_ref().map(|path| (path, html::page(&outcomes, &machine, self.quick))),
+            self.markdown.as_ref().map(|path| (path, document::markdown(&outcomes, &machine, self.quick))),
+        ];
+        for (path, page) in pages.into_iter().flatten() {
             std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let missing = if self.check { rows::missing(&outcomes) } else { Vec::new() };
