@@ -80,7 +80,7 @@ use started::{StartedLine, StartedVerb};
     version = version::program_version(),
     max_term_width = 100,
     propagate_version = true,
-    help_template = "{about}\n{usage-heading} {usage}   (farbus COMMAND --help, farbus explain MESSAGE)\n\n{subcommands}{after-help}",
+    help_template = "{about}\n{usage-heading} {usage}   (farbus COMMAND --help, farbus explain MESSAGE)\nCommands:\n{subcommands}{after-help}",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
