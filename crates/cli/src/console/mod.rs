@@ -131,7 +131,7 @@ pub fn run(args: ConsoleArgs) -> Result<(), CommandFailure> {
         opened.map_err(|error| CommandFailure::local(format!("--log {}: {error}", path.display())))
     });
     let log = log.transpose()?;
-    let (mut port, shown) = match &args.target {
+    let (port, shown) = match &args.target {
         ConsoleTarget::Server(server) => (ConsolePort::of_server(server)?, format!("rfc2217://{server}")),
         ConsoleTarget::Device(target) => match ConsolePort::of_device(target, attach_options(&args))? {
             Ok(port) => (port, target.shown()),
@@ -329,8 +329,10 @@ impl<'t> Console<'t> {
         for key in self.keys.read(&buffer[..count]) {
             match key {
                 ConsoleKey::Bytes(bytes) => {
-                    if self.is_echoing {
-                        self.show(&bytes)?;
+                    // The next piece from the device says whether somebody reads.
+                    match self.show_typed(&bytes) {
+                        Err(error) if is_gone(&error) => {}
+                        shown => shown?,
                     }
                     self.typed.extend(bytes);
                 }
@@ -403,6 +405,11 @@ impl<'t> Console<'t> {
         Ok(None)
     }
 
+    /// Shows what is typed, if the device does not.
+    fn show_typed(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.is_echoing { self.show(bytes) } else { Ok(()) }
+    }
+
     /// Writes to standard output and to the log.
     fn show(&mut self, data: &[u8]) -> io::Result<()> {
         let mut text = String::new();
@@ -414,7 +421,7 @@ impl<'t> Console<'t> {
             None => data,
         };
         self.has_sequences |= shown.contains(&0x1b);
-        self.has_second_screen |= text.contains("1049h") || text.contains("47h");
+        self.has_second_screen |= ["\x1b[?1049", "\x1b[?1047", "\x1b[?47"].iter().any(|begin| text.contains(begin));
         let mut out = io::stdout().lock();
         out.write_all(shown)?;
         out.flush()?;

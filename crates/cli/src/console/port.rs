@@ -47,8 +47,26 @@ pub fn console_target_from(word: &str) -> Result<ConsoleTarget, String> {
 pub struct ConsolePort {
     pub socket: OwnedFd,
     /// What has the device, if that ends with the console.
-    attachment: Option<Child>,
-    stderr: Option<thread::JoinHandle<()>>,
+    attachment: Option<PortAttachment>,
+}
+
+/// A process that has a device until this one ends.
+#[derive(Debug)]
+struct PortAttachment {
+    process: Child,
+    /// Passes on what it says.
+    messages: Option<thread::JoinHandle<()>>,
+}
+
+impl PortAttachment {
+    /// Ends it; returns its exit code.
+    fn end(mut self) -> u8 {
+        // The end of its input is what it waits for.
+        drop(self.process.stdin.take());
+        let status = self.process.wait();
+        self.messages.take().map(thread::JoinHandle::join);
+        status.ok().and_then(|status| status.code()).map_or(1, |code| u8::try_from(code).unwrap_or(1))
+    }
 }
 
 impl ConsolePort {
@@ -68,7 +86,7 @@ impl ConsolePort {
                         .set_nodelay(true)
                         .and_then(|()| stream.set_nonblocking(true))
                         .map_err(CommandFailure::local)?;
-                    return Ok(Self { socket: stream.into(), attachment: None, stderr: None });
+                    return Ok(Self { socket: stream.into(), attachment: None });
                 }
                 Err(error) => last = error.to_string(),
             }
@@ -90,9 +108,10 @@ impl ConsolePort {
         if std::env::var_os("FARBUS_LOG").is_none() {
             command.env("FARBUS_LOG", "warn");
         }
-        let mut attachment = command.spawn().map_err(CommandFailure::local)?;
-        let stderr = attachment.stderr.take().map(|stderr| thread::spawn(|| pass_on(stderr)));
-        let answers = attachment.stdout.take().map(read_answer).expect("its output is a pipe");
+        let mut process = command.spawn().map_err(CommandFailure::local)?;
+        let messages = process.stderr.take().map(|stderr| thread::spawn(|| pass_on(stderr)));
+        let answers = process.stdout.take().map(read_answer).expect("its output is a pipe");
+        let attachment = PortAttachment { process, messages };
         let answer = match answers.recv_timeout(QUIET_TIME) {
             Err(RecvTimeoutError::Timeout) => {
                 eprintln!("farbus: {} is waited for   (Ctrl-C ends)", target.shown());
@@ -100,29 +119,18 @@ impl ConsolePort {
             }
             answer => answer.ok(),
         };
-        let mut port = Self { socket: null()?, attachment: Some(attachment), stderr };
         if answer.is_none() {
-            return Ok(Err(port.end()));
+            return Ok(Err(attachment.end()));
         }
         let stream = UnixStream::connect(&path).map_err(CommandFailure::local)?;
         stream.set_nonblocking(true).map_err(CommandFailure::local)?;
-        port.socket = stream.into();
-        Ok(Ok(port))
+        Ok(Ok(Self { socket: stream.into(), attachment: Some(attachment) }))
     }
 
     /// Gives the port back; returns the exit code of what had it, 0 if all was well.
-    pub fn end(&mut self) -> u8 {
-        let Some(mut attachment) = self.attachment.take() else { return 0 };
-        // Its end is what the attachment waits for.
-        drop(attachment.stdin.take());
-        let status = attachment.wait();
-        self.stderr.take().map(thread::JoinHandle::join);
-        status.ok().and_then(|status| status.code()).map_or(1, |code| u8::try_from(code).unwrap_or(1))
+    pub fn end(self) -> u8 {
+        self.attachment.map_or(0, PortAttachment::end)
     }
-}
-
-fn null() -> Result<OwnedFd, CommandFailure> {
-    std::fs::File::open("/dev/null").map(OwnedFd::from).map_err(CommandFailure::local)
 }
 
 /// Says when the device is there, from a thread: `farbus attach --json` prints where. What follows is read and dropped.

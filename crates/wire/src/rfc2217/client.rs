@@ -106,7 +106,7 @@ impl Rfc2217Client {
         self.outgoing.extend([IAC, SUBNEGOTIATION_END]);
     }
 
-    /// Answers offers and wishes that it has not made itself, once each (RFC 1143).
+    /// Answers offers and requests of options that it has not made itself, once each (RFC 1143).
     fn negotiate(&mut self, verb: u8, option: u8) -> Option<Rfc2217ClientEvent> {
         match (verb, OPTIONS.iter().position(|known| *known == option)) {
             (WILL, Some(at)) => {

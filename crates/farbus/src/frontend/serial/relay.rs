@@ -248,7 +248,8 @@ impl SerialRelay {
         if self.port.poll_timeout().is_some_and(|due| due <= now) {
             self.port.handle_timeout(now);
         }
-        if let Some(program) = self.program.as_mut().filter(|program| program.poll_timeout() <= Some(now)) {
+        let is_due = |program: &&mut SerialProgram| program.poll_timeout().is_some_and(|due| due <= now);
+        if let Some(program) = self.program.as_mut().filter(is_due) {
             program.handle_timeout(now);
         }
         if on_program {
