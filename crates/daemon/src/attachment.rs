@@ -207,7 +207,8 @@ impl ManagedAttachment {
     /// on in the next one, too.
     pub fn going(&self) -> AttachmentHandover {
         let state = self.shared.state();
-        let is_early = |state: &mut ManagedAttachmentState| state.is_taking_over && !state.is_ending;
+        let is_early =
+            |state: &mut ManagedAttachmentState| state.is_taking_over && !state.is_ending && !state.word.is_stopped();
         let waited = self.shared.changed.wait_timeout_while(state, TAKING_OVER_TIME_MAX, is_early);
         let (state, _) = waited.expect("no attachment panics with its state open");
         match (&state.running, state.word) {

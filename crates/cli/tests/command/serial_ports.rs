@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use super::harness::{Harness, PATIENCE, Running, finish, has, wait_until};
-use super::restart::{Later, SetOnDrop, config, restart};
+use super::restart::{Later, SetOnDrop, config, exporter, restart};
 use super::restart_attached::attached;
-use super::trust::{hosts, pair};
+use super::trust::{Host, hosts, pair};
 
 /// What a program does with a serial port that returns what is sent: sys.argv[1] is its URL.
 const PYSERIAL: &str = r"
@@ -172,34 +172,58 @@ fn a_program_at_an_rfc2217_address_misses_no_byte_while_the_daemon_restarts() {
     stays_connected("rfc2217");
 }
 
-#[test]
-fn a_restart_right_behind_another_passes_on_what_that_one_passed_on() {
-    const PORTS: usize = 24;
-    let harness = Harness::new();
-    let [lab3, desk] = hosts(&harness);
-    let share = lab3.start(&[&["share"], &["serial"; PORTS][..], &["--listen", "127.0.0.1:0"]].concat());
-    let line = share.wait_for_line("listening on");
-    let address = line.split_whitespace().nth(2).unwrap();
+/// Ports that are attached while daemons restart.
+const PORTS: usize = 24;
+
+/// A daemon of `desk` that has attached all ports that are shared at `address`.
+fn with_ports(harness: &Harness, desk: &Host<'_>, address: &str) -> Running {
     let attach = |port: usize| {
         let target = format!("{address}/1-{}", port + 1);
         format!("[[attach]]\ntarget='{target}'\ngrace=60\nvia='tcp'\nlisten='127.0.0.1:0'\n")
     };
     let attached: String = (0..PORTS).map(attach).collect();
-    let file = config(&harness.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attached}"));
+    let file = config(harness.folder(), &format!("plain.listen = ['127.0.0.1:0']\n{attached}"));
     let daemon = desk.start(&["daemon", "--config", &file]);
     daemon.wait_for_line("listening on");
-    let are_attached = || {
-        let status = desk.json(&["status", "--json"]);
-        let devices = status[0]["devices"].as_array();
-        devices.is_some_and(|all| all.iter().filter(|device| device["state"] == "attached").count() == PORTS)
-    };
-    wait_until(PATIENCE, "all are attached", are_attached);
+    wait_until(PATIENCE, "all are attached", || are_attached(desk));
+    daemon
+}
+
+fn are_attached(desk: &Host<'_>) -> bool {
+    let status = desk.json(&["status", "--json"]);
+    let devices = status[0]["devices"].as_array();
+    devices.is_some_and(|all| all.iter().filter(|device| device["state"] == "attached").count() == PORTS)
+}
+
+#[test]
+fn a_restart_right_behind_another_passes_on_what_that_one_passed_on() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let share = lab3.start(&[&["share"], &["serial"; PORTS][..], &["--listen", "127.0.0.1:0"]].concat());
+    let line = share.wait_for_line("listening on");
+    let _daemon = with_ports(&harness, &desk, line.split_whitespace().nth(2).unwrap());
     let mut later = Vec::new();
     for round in 0..25 {
         let answer = desk.json(&["daemon", "restart", "--json"]);
         assert_eq!(answer["kept"].as_array().map(Vec::len), Some(PORTS), "restart {round}: {answer}");
         later.push(Later::of(&answer));
     }
+}
+
+#[test]
+fn a_restart_of_an_exporter_right_behind_another_passes_on_its_sessions() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let (_exporter, address, _) = exporter(&harness, &lab3, &["{what='serial'}"; PORTS].join(","));
+    let daemon = with_ports(&harness, &desk, &address);
+    let mut later = Vec::new();
+    for round in 0..25 {
+        let answer = lab3.json(&["daemon", "restart", "--json"]);
+        assert_eq!(answer["sessions"], PORTS, "restart {round}: {answer}");
+        later.push(Later::of(&answer));
+    }
+    wait_until(PATIENCE, "all are attached still", || are_attached(&desk));
+    assert!(!daemon.log().contains("trying again"), "{}", daemon.log());
 }
 
 #[test]
